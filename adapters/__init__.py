@@ -1,0 +1,13 @@
+"""The adapter table: a name and where its class is. Strings only, so that reading it loads nothing."""
+
+ADAPTERS: dict[str, str] = {
+    "llamacpp": "adapters.llamacpp:LlamaCpp",
+    "transformers": "adapters.transformers_text:TransformersText",
+    "hibari": "adapters.hibari:HibariVoice",
+    "synthetic-text": "adapters.synthetic:SyntheticText",
+    "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
+    "synthetic-image": "adapters.synthetic:SyntheticImage",
+    "synthetic-video": "adapters.synthetic:SyntheticVideo",
+    "synthetic-actions": "adapters.synthetic:SyntheticActions",
+    "synthetic-relay": "adapters.synthetic:SyntheticRelay",
+}

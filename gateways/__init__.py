@@ -1,0 +1,5 @@
+"""The gateway table: a protocol and where its class is. Strings only, so that reading it loads nothing."""
+
+GATEWAYS: dict[str, str] = {
+    "openai": "gateways.openai:OpenAIGateway",
+}

@@ -1,0 +1,86 @@
+"""Everything that a deployment file may say, as frozen Structs.
+
+Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or a
+gateway's table; those are validated by the adapter's or gateway's `Options`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class StageConfig(msgspec.Struct, frozen=True):
+    """One ``[stages.NAME]`` table without the adapter's own keys, which are in `options`."""
+
+    adapter: str
+    """A name from the adapter table, an entry point, or ``module:Class``."""
+    replicas: Count = 1
+    """Processes that serve this stage."""
+    threads: Count | None = None
+    """Threads of each replica; by default the cores are shared out evenly over all replicas of all stages."""
+    max_input_bytes: Count = 256 * 1024 * 1024
+    """Input that one request may hold in the stage before it is refused."""
+    options: dict[str, Any] = {}
+
+
+class PipelineConfig(msgspec.Struct, frozen=True):
+    """One ``[pipelines.NAME]`` table."""
+
+    edges: tuple[str, ...]
+    """``"source.port -> target.port"``; ``in`` and ``out`` are the client's side."""
+    serve_as: str = ""
+    """The model name that clients use; by default the pipeline's own name."""
+    aliases: tuple[str, ...] = ()
+    """Further model names for the same pipeline."""
+    max_in_flight: Count = 64
+    """Requests that run at once."""
+    max_queued: NonNegative = 256
+    """Requests that wait to run; one more is refused at once."""
+    timeout_s: Seconds | None = None
+    """Time limit of a request whose client gives none."""
+    window_chunks: Count = 8
+    """Chunks that an edge's receiver grants ahead."""
+    window_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
+    """Bytes that an edge's receiver grants ahead."""
+
+
+class GatewayConfig(msgspec.Struct, frozen=True):
+    """One ``[gateways.NAME]`` table without the gateway's own keys, which are in `options`."""
+
+    protocol: str = ""
+    """A name from the gateway table or ``module:Class``; by default the table's own name."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Port to listen on; 0 takes a free one and prints it."""
+    processes: Count = 1
+    """Gateway processes that share the port."""
+    pipelines: tuple[str, ...] | None = None
+    """Pipelines that this gateway serves; by default each one that it can."""
+    options: dict[str, Any] = {}
+
+
+class DeploymentConfig(msgspec.Struct, frozen=True):
+    """The whole file, merged and validated."""
+
+    name: str
+    """Name of the deployment on this host; by default the file's name without its ending."""
+    stages: dict[str, StageConfig]
+    pipelines: dict[str, PipelineConfig]
+    gateways: dict[str, GatewayConfig] = {}
+    bind: str = "ipc"
+    """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
+    start_timeout_s: Seconds = 120.0
+    """A start is given up after so long without progress."""
+    drain_timeout_s: Seconds = 30.0
+    """Running requests may take so long to finish after SIGTERM."""
+    heartbeat_s: Seconds = 1.0
+    """Actors report so often; one that misses five is lost."""
+    max_restarts: NonNegative = 5
+    """Restarts of one process within ten minutes before its stage is degraded."""

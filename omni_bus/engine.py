@@ -1,0 +1,202 @@
+"""What an adapter implements: the three engine shapes, and the values that cross between a stage and its engine.
+
+An adapter is one class. It names its ports and their payload kinds, a Struct of options (its keys in the TOML) and a
+Struct of parameters (what one request may set). Heavy imports happen in `load`, which runs inside the stage process
+only. Which shape:
+
+- `StreamingEngine`: an async generator from inputs to outputs; for stages that handle each request on its own.
+- `StepEngine`: add, step, abort; the stage's scheduler decides which requests run in each step.
+- `SessionEngine`: state per session, stepped at a fixed period; for duplex models and robot policies.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import msgspec
+
+from omni_bus.ids import RequestId
+from omni_bus.wire.frames import Finish
+from omni_bus.wire.payloads import Payload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from omni_bus.errors import OmniBusError
+
+    Report = Callable[[str, float], None]
+    """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For adapters without options or parameters."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What a stage process tells its engine: its name, its share of the cores, where caches may be kept."""
+
+    stage: str
+    replica: int
+    num_threads: int
+    cache_dir: str
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One request as the engine sees it: parameters of the adapter's own type, and the output ports that are wanted."""
+
+    id: RequestId
+    params: Any
+    outputs: frozenset[str]
+    priority: int = 0
+    deadline: float | None = None
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A payload for one of the stage's output ports."""
+
+    request: RequestId
+    port: str
+    payload: Payload
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The request is complete; the engine holds nothing of it any more."""
+
+    request: RequestId
+    finish: Finish = Finish()
+
+
+class Starved(msgspec.Struct, frozen=True):
+    """The request has nothing to do before more input comes (step engines that stream their input)."""
+
+    request: RequestId
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The request can't be completed; the engine holds nothing of it any more. Others go on."""
+
+    request: RequestId
+    error: OmniBusError
+
+
+Event: TypeAlias = Output | Finished | Starved | Failure
+
+
+class Engine(ABC):
+    """What all shapes share."""
+
+    accepts: ClassVar[dict[str, str]]
+    """Input ports and the payload kind of each."""
+
+    emits: ClassVar[dict[str, str]]
+    """Output ports and the payload kind of each."""
+
+    Options: ClassVar[type[msgspec.Struct]] = NoOptions
+    """The adapter's own keys of a ``[stages.NAME]`` table."""
+
+    Params: ClassVar[type[msgspec.Struct]] = NoOptions
+    """What one request may set; validated before `add`, `run` or `open` sees it."""
+
+    is_idempotent: ClassVar[bool] = True
+    """Whether a request that has emitted nothing may be run again elsewhere."""
+
+    def __init__(self, options: Any, context: Context) -> None:
+        self.options = options
+        self.context = context
+
+    @classmethod
+    def check(cls, options: Any) -> list[str]:
+        """Return every reason why these options can't work, found without loading anything (a missing file, say)."""
+        del options
+        return []
+
+    @abstractmethod
+    def load(self, report: Report) -> None:
+        """Load weights and warm up; blocks, runs on the engine's thread.
+
+        Raises:
+            OmniBusError: with a message for the person who starts the deployment.
+        """
+
+    def close(self) -> None:
+        """Give everything back; called once, with no request left."""
+
+
+class Inputs(ABC):
+    """The inputs of one request on a `StreamingEngine`; taking a payload gives its credit back to the sender."""
+
+    @abstractmethod
+    def port(self, name: str) -> AsyncIterator[Payload]:
+        """Iterate over one input port's payloads as they come, to its end."""
+
+
+class StreamingEngine(Engine):
+    """Each request is an async generator on the stage's loop.
+
+    The generator is not advanced while the request has no credit, and is closed (`GeneratorExit`, `CancelledError`) when it
+    is cancelled. Work that blocks belongs on a thread.
+    """
+
+    max_num_seqs: int = 8
+    """Requests that run at once; others wait in the stage."""
+
+    @abstractmethod
+    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+        """Yield (port, payload) pairs; a `Finish`, if any, comes last.
+
+        Raises:
+            OmniBusError: ends this request; any other exception does too, as `StageFailed`.
+        """
+
+
+class StepEngine(Engine):
+    """Continuously batched: `step` advances a set of requests by one unit of work (a token, a denoising step).
+
+    All methods run on one thread, never at once.
+    """
+
+    max_num_seqs: int = 8
+    """Requests in one step."""
+
+    max_resident: int = 32
+    """Requests that may hold engine memory at once, suspended ones included."""
+
+    is_input_streamed: ClassVar[bool] = False
+    """False: a request is added when its input is complete. True: it is added at once and `feed` brings the rest."""
+
+    @abstractmethod
+    def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
+        """Take a request; it runs when a `step` names it.
+
+        Raises:
+            OmniBusError: the request is refused; nothing of it is held.
+        """
+
+    def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
+        """Bring more input (only with `is_input_streamed`)."""
+        raise NotImplementedError(f"{type(self).__name__} does not stream its input: {request}, {port}")
+
+    @abstractmethod
+    def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
+        """Advance these requests by one unit; others keep their state.
+
+        An exception fails all of `requests` as `StageFailed`, and they are aborted.
+        """
+
+    @abstractmethod
+    def abort(self, request: RequestId) -> None:
+        """Drop a request and free all that it holds; unknown ids are ignored."""
+
+
+class SessionEngine(StepEngine):
+    """A step engine whose steps happen at a fixed period while sessions are open, whatever input has come."""
+
+    is_input_streamed: ClassVar[bool] = True
+
+    frame_period_s: float = 0.08
+    """Seconds from one step to the next; 0 steps as soon as there is input."""
+
+    def truncate(self, session: RequestId, port: str, position: int) -> None:
+        """Forget what `port` said after `position` (its unit is the port's: samples, tokens): it was never heard."""
+        raise NotImplementedError(f"{type(self).__name__} can't truncate: {session}, {port}, {position}")

@@ -1,0 +1,1 @@
+"""Frames and payloads: what travels between actors, and how it becomes bytes."""

@@ -1,0 +1,321 @@
+"""Every frame of the protocol.
+
+A bare word is the class name and the wire tag; an order is an imperative, an outcome a past form. Structs are
+array-like MessagePack: a reader ignores unknown trailing fields, so new fields are added at the end with a
+default.
+
+Control frames go to and from the coordinator; data frames go straight between the actors of a request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from omni_bus.errors import ErrorInfo
+from omni_bus.ids import EdgeId, Peer, RequestId
+from omni_bus.wire.payloads import Payload
+
+PROTOCOL_VERSION = 1
+
+Role: TypeAlias = Literal["stage", "gateway", "client"]
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Parent of all frames: immutable, positional, tagged with the class name."""
+
+
+# --- the vocabulary inside frames ---------------------------------------------------------------------------
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of one stage's work on one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """How an edge's stream ended well: ``stop``, ``length`` (a token limit) or an engine's own word."""
+
+    reason: str = "stop"
+    usage: Usage = Usage()
+    detail: dict[str, Any] = {}
+
+
+class RouteEdge(msgspec.Struct, frozen=True, array_like=True):
+    """One edge of a request: ``source.source_port -> target.target_port``.
+
+    `source` is a stage or ``in``, `target` a stage or ``out``; the window is what the receiver grants from the
+    beginning.
+    """
+
+    source: str
+    source_port: str
+    target: str
+    target_port: str
+    kind: str
+    window_chunks: int
+    window_bytes: int
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request goes: one bound replica for each needed stage, and the edges between them."""
+
+    request: RequestId
+    pipeline: str
+    gateway: Peer
+    stages: dict[str, Peer]
+    edges: tuple[RouteEdge, ...]
+    priority: int = 0
+    timeout_s: float | None = None
+    trace: str = ""
+
+    def source(self, edge: EdgeId) -> Peer:
+        """The actor that sends the chunks of `edge`."""
+        return self.stages.get(self.edges[edge].source, self.gateway)
+
+    def target(self, edge: EdgeId) -> Peer:
+        """The actor that receives the chunks of `edge`."""
+        return self.stages.get(self.edges[edge].target, self.gateway)
+
+    def incoming(self, stage: str) -> list[EdgeId]:
+        """Edges that end at `stage` (or at ``out``)."""
+        return [i for i, edge in enumerate(self.edges) if edge.target == stage]
+
+    def outgoing(self, stage: str) -> list[EdgeId]:
+        """Edges that begin at `stage` (or at ``in``)."""
+        return [i for i, edge in enumerate(self.edges) if edge.source == stage]
+
+
+class StageStats(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage reports of itself: requests by state, steps since the start, requests ended by outcome."""
+
+    active: int = 0
+    waiting: int = 0
+    suspended: int = 0
+    steps: int = 0
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    buffered_bytes: int = 0
+
+
+class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+    """One stage's account of one request: seconds from opening to first output and to the end, chunks, bytes."""
+
+    first_output_s: float = 0.0
+    total_s: float = 0.0
+    chunks_in: int = 0
+    chunks_out: int = 0
+    bytes_out: int = 0
+    usage: Usage = Usage()
+
+
+# --- control: membership ------------------------------------------------------------------------------------
+
+
+class Hello(Frame):
+    """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table."""
+
+    version: int
+    peer: Peer
+    role: Role
+    stage: str = ""
+    replica: int = 0
+    is_ready: bool = False
+    live: tuple[Route, ...] = ()
+
+
+class Welcome(Frame):
+    """You are known; send a `Heartbeat` each `heartbeat_s`."""
+
+    version: int
+    coordinator: Peer
+    heartbeat_s: float
+
+
+class Introduce(Frame):
+    """I do not know you (I am new): say `Hello` again."""
+
+
+class Progress(Frame):
+    """How far a start is: `phase` is a word, `fraction` in [0, 1] within it."""
+
+    phase: str
+    fraction: float = 0.0
+
+
+class Ready(Frame):
+    """I can serve."""
+
+
+class Heartbeat(Frame):
+    """I am alive, and this is where I listen."""
+
+    endpoint: str
+
+
+class Goodbye(Frame):
+    """I am leaving of my own will."""
+
+    reason: str = ""
+
+
+class Lost(Frame):
+    """This peer is gone: nothing more will come from it, nothing will reach it."""
+
+    peer: Peer
+
+
+class Ping(Frame):
+    """Answer with a `Pong` of the same nonce."""
+
+    nonce: int
+
+
+class Pong(Frame):
+    """The answer to a `Ping`."""
+
+    nonce: int
+    stats: StageStats = StageStats()
+
+
+# --- control: requests --------------------------------------------------------------------------------------
+
+
+class Submit(Frame):
+    """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take."""
+
+    request: RequestId
+    pipeline: str
+    outputs: tuple[str, ...]
+    priority: int = 0
+    timeout_s: float | None = None
+    key: str = ""
+    trace: str = ""
+
+
+class Admit(Frame):
+    """Your request may start; this is its route."""
+
+    route: Route
+
+
+class Reject(Frame):
+    """Your request won't start."""
+
+    request: RequestId
+    error: ErrorInfo
+
+
+class Cancel(Frame):
+    """End this request now. To a stage from the coordinator, to the coordinator from a gateway; repeated until answered."""
+
+    request: RequestId
+    reason: str = ""
+
+
+class Cancelled(Frame):
+    """The cancel is carried out; `freed` engine slots were given back."""
+
+    request: RequestId
+    freed: int = 0
+
+
+class Done(Frame):
+    """A stage finished its part of the request."""
+
+    request: RequestId
+    stats: RequestStats = RequestStats()
+
+
+class Failed(Frame):
+    """A stage could not finish (to the coordinator), or the request is over with this error (to the gateway)."""
+
+    request: RequestId
+    error: ErrorInfo
+
+
+# --- control: administration --------------------------------------------------------------------------------
+
+
+class Admin(Frame):
+    """An operation on the deployment; `call` pairs it with its answer."""
+
+    call: int
+    op: str
+    args: dict[str, Any] = {}
+
+
+class AdminReply(Frame):
+    """The answer: a JSON-like `result`, or an error."""
+
+    call: int
+    result: Any = None
+    error: ErrorInfo | None = None
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+class Open(Frame):
+    """The first frame on an edge. `params` are the parameters of every stage downstream, by stage name."""
+
+    route: Route
+    edge: EdgeId
+    params: dict[str, dict[str, Any]] = {}
+
+
+class Chunk(Frame):
+    """The `seq`-th payload of an edge, from 0."""
+
+    request: RequestId
+    edge: EdgeId
+    seq: int
+    payload: Payload
+
+
+class Credit(Frame):
+    """The sender of `edge` may send up to this many chunks and charged bytes in all, counted from the beginning."""
+
+    request: RequestId
+    edge: EdgeId
+    chunks: int
+    bytes: int
+
+
+class Close(Frame):
+    """The edge ended after `num_chunks` chunks."""
+
+    request: RequestId
+    edge: EdgeId
+    num_chunks: int
+    finish: Finish = Finish()
+
+
+ControlFrame: TypeAlias = (
+    Hello
+    | Welcome
+    | Introduce
+    | Progress
+    | Ready
+    | Heartbeat
+    | Goodbye
+    | Lost
+    | Ping
+    | Pong
+    | Submit
+    | Admit
+    | Reject
+    | Cancel
+    | Cancelled
+    | Done
+    | Failed
+    | Admin
+    | AdminReply
+)
+DataFrame: TypeAlias = Open | Chunk | Credit | Close
+AnyFrame: TypeAlias = ControlFrame | DataFrame

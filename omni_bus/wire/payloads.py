@@ -1,0 +1,278 @@
+"""Typed payloads: what a chunk carries.
+
+Each is a tagged Struct whose bulk sits in a `Blob`, a view of raw bytes that travels as a message part of its own
+and is never copied into the header. The tag is the *kind* that edges are checked by (`KINDS`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+
+class Blob:
+    """Raw bytes outside the header.
+
+    Wraps any contiguous buffer without copying it. On the receiving side it views the received message part.
+    """
+
+    __slots__ = ("view",)
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        self.view = view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+    def __len__(self) -> int:
+        return self.view.nbytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blob) and self.view == other.view
+
+    def __hash__(self) -> int:
+        raise TypeError("a Blob is a view of mutable memory and has no hash")
+
+    def __repr__(self) -> str:
+        return f"Blob({len(self)} bytes)"
+
+
+Dtype: TypeAlias = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+]
+"""Element types by their common NumPy, ml_dtypes and torch name; little-endian on the wire."""
+
+SampleFormat: TypeAlias = Literal["s16", "f32"]
+"""PCM samples: signed 16-bit, or 32-bit float in [-1, 1]; little-endian, channels interleaved."""
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+    """A piece of text; pieces of one edge concatenate. Never ends inside a character."""
+
+    text: str
+    num_tokens: int = 0
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """Token ids of the vocabulary that the edge's two stages share: int32."""
+
+    ids: Blob
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
+    """A dense array in C order."""
+
+    dtype: Dtype
+    shape: Shape
+    data: Blob
+
+
+class Audio(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
+    """PCM sound; pieces of one edge concatenate and have one rate, format and channel count."""
+
+    rate_hz: int
+    channels: int
+    format: SampleFormat
+    data: Blob
+
+    @property
+    def num_frames(self) -> int:
+        """Samples per channel."""
+        return len(self.data) // (self.channels * (2 if self.format == "s16" else 4))
+
+
+class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+    """One picture: uint8, (height, width, channels), channels 1 grey, 3 RGB or 4 RGBA."""
+
+    height: int
+    width: int
+    channels: int
+    data: Blob
+
+
+class Video(msgspec.Struct, frozen=True, array_like=True, tag="video"):
+    """Consecutive frames: uint8, (frames, height, width, 3).
+
+    `first_frame` is the index of the first one in the whole stream; frame i is shown at
+    ``i * time_base_num / time_base_den`` seconds.
+    """
+
+    first_frame: int
+    num_frames: int
+    height: int
+    width: int
+    time_base_num: int
+    time_base_den: int
+    data: Blob
+
+
+class Codes(msgspec.Struct, frozen=True, array_like=True, tag="codes"):
+    """Codec codes: int32, (frames, codebooks), at `frame_rate_hz`."""
+
+    num_frames: int
+    num_codebooks: int
+    frame_rate_hz: float
+    data: Blob
+
+
+class Hidden(msgspec.Struct, frozen=True, array_like=True, tag="hidden"):
+    """Hidden states: (tokens, width), of consecutive positions from `first_position`."""
+
+    first_position: int
+    dtype: Dtype
+    shape: Shape
+    data: Blob
+
+
+class Latents(msgspec.Struct, frozen=True, array_like=True, tag="latents"):
+    """Diffusion latents at denoising step `step` of `num_steps`."""
+
+    step: int
+    num_steps: int
+    dtype: Dtype
+    shape: Shape
+    data: Blob
+
+
+class Json(msgspec.Struct, frozen=True, array_like=True, tag="json"):
+    """A small structured value (messages, actions' metadata): maps, lists, text, numbers, booleans, null."""
+
+    value: Any
+
+
+class Media(msgspec.Struct, frozen=True, array_like=True, tag="media"):
+    """Encoded media as a client sent it or will get it, with its IANA media type."""
+
+    media_type: str
+    data: Blob
+
+
+Payload: TypeAlias = (
+    Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
+)
+
+PAYLOAD_TYPES: tuple[type[Payload], ...] = (
+    Text,
+    Tokens,
+    Tensor,
+    Audio,
+    Image,
+    Video,
+    Codes,
+    Hidden,
+    Latents,
+    Json,
+    Media,
+)
+
+KINDS: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in PAYLOAD_TYPES)
+"""The names that ports and edges are declared with."""
+
+
+def kind_of(payload: Payload) -> str:
+    """Return the payload's tag."""
+    return str(payload.__struct_config__.tag)
+
+
+DTYPE_BYTES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+SAMPLE_BYTES = {"s16": 2, "f32": 4}
+MAX_DIMENSIONS = 16
+
+
+def _expected_bytes(payload: Payload) -> int | None:
+    """Return how long the payload's blob must be; None where any length is right."""
+    match payload:
+        case Tensor(shape=shape) | Hidden(shape=shape) | Latents(shape=shape):
+            if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
+                raise ValueError(f"shape {shape} has a negative side or more than {MAX_DIMENSIONS} dimensions")
+            return math.prod(shape) * DTYPE_BYTES[payload.dtype]
+        case Image(height=height, width=width, channels=channels):
+            return height * width * channels
+        case Video(num_frames=num_frames, height=height, width=width):
+            return num_frames * height * width * 3
+        case Codes(num_frames=num_frames, num_codebooks=num_codebooks):
+            return num_frames * num_codebooks * 4
+        case _:
+            return None
+
+
+def check(payload: Payload) -> None:
+    """Refuse a payload whose blob does not have the length that its header says.
+
+    Raises:
+        ValueError: with the kind, the length that came and the length that was said.
+    """
+    match payload:
+        case Text() | Json() | Media():
+            return
+        case Tokens(ids=blob):
+            if len(blob) % 4:
+                raise ValueError(f"tokens: {len(blob)} bytes are not whole int32 ids")
+        case Audio(rate_hz=rate_hz, channels=channels, format=fmt, data=blob):
+            if rate_hz < 1 or channels < 1:
+                raise ValueError(f"audio: rate_hz {rate_hz} and channels {channels} must be at least 1")
+            if len(blob) % (channels * SAMPLE_BYTES[fmt]):
+                raise ValueError(f"audio: {len(blob)} bytes are not whole {fmt} frames of {channels} channels")
+        case _:
+            _check_length(payload)
+
+
+def _check_length(payload: Tensor | Image | Video | Codes | Hidden | Latents) -> None:
+    sides = (
+        getattr(payload, name, 0)
+        for name in ("num_frames", "height", "width", "channels", "num_codebooks", "first_frame", "first_position")
+    )
+    if any(side < 0 for side in sides):
+        raise ValueError(f"{kind_of(payload)}: a count is negative")
+    expected = _expected_bytes(payload)
+    if expected != len(payload.data):
+        raise ValueError(f"{kind_of(payload)}: {len(payload.data)} bytes came where the header says {expected}")
+
+
+HEADER_BYTES = 64
+"""What a payload costs in flow control besides its bulk, so that empty chunks are not free."""
+
+
+def size_of(payload: Payload) -> int:
+    """Return the bytes that flow control charges for a payload."""
+    match payload:
+        case Text(text=text):
+            return HEADER_BYTES + len(text.encode("utf-8", "surrogatepass"))
+        case Tokens(ids=blob):
+            return HEADER_BYTES + len(blob)
+        case Json(value=value):
+            return HEADER_BYTES + len(msgspec.msgpack.encode(value))
+        case _:
+            return HEADER_BYTES + len(payload.data)

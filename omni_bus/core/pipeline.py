@@ -1,0 +1,68 @@
+"""A pipeline as the coordinator and the gateways see it: a graph of named edges, and what a request needs of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_bus.errors import unknown_name
+from omni_bus.wire.frames import RouteEdge
+
+IN = "in"
+"""The source of edges that carry what the client sends."""
+
+OUT = "out"
+"""The target of edges that carry what the client gets."""
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """A checked graph: acyclic, every stage reachable from `in` and leading to `out`."""
+
+    name: str
+    serve_as: str
+    aliases: tuple[str, ...]
+    edges: tuple[RouteEdge, ...]
+    non_idempotent: frozenset[str] = frozenset()
+    """Stages whose work must not be repeated."""
+    max_in_flight: int = 64
+    max_queued: int = 256
+    timeout_s: float | None = None
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Input ports of the pipeline and the payload kind of each."""
+        return {edge.source_port: edge.kind for edge in self.edges if edge.source == IN}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Output ports of the pipeline and the payload kind of each."""
+        return {edge.target_port: edge.kind for edge in self.edges if edge.target == OUT}
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stage names in the order in which the edges name them."""
+        names = (name for edge in self.edges for name in (edge.source, edge.target))
+        return tuple(dict.fromkeys(name for name in names if name not in (IN, OUT)))
+
+    def needed(self, outputs: tuple[str, ...]) -> tuple[RouteEdge, ...]:
+        """Return the edges that lead to the wanted output ports; all of them when none is named.
+
+        Raises:
+            UnknownName: an output that the pipeline doesn't have.
+        """
+        for name in outputs:
+            if name not in self.outputs:
+                raise unknown_name("output", name, self.outputs, field="outputs")
+        wanted = {name for name in outputs or self.outputs}
+        stages: set[str] = set()
+        frontier = [edge.source for edge in self.edges if edge.target == OUT and edge.target_port in wanted]
+        while frontier:
+            stage = frontier.pop()
+            if stage in stages or stage == IN:
+                continue
+            stages.add(stage)
+            frontier.extend(edge.source for edge in self.edges if edge.target == stage)
+        return tuple(
+            edge
+            for edge in self.edges
+            if edge.target in stages or (edge.target == OUT and edge.target_port in wanted)
+        )

@@ -137,6 +137,12 @@ class Welcome(Frame):
     heartbeat_s: float
 
 
+class Refused(Frame):
+    """You can't join: another protocol version, say."""
+
+    error: ErrorInfo
+
+
 class Introduce(Frame):
     """I do not know you (I am new): say `Hello` again."""
 
@@ -212,7 +218,7 @@ class Reject(Frame):
 
 
 class Cancel(Frame):
-    """End this request now. To a stage from the coordinator, to the coordinator from a gateway; repeated until answered."""
+    """End this request now: from a gateway to the coordinator, from there to its stages; repeated until answered."""
 
     request: RequestId
     reason: str = ""
@@ -299,6 +305,7 @@ class Close(Frame):
 ControlFrame: TypeAlias = (
     Hello
     | Welcome
+    | Refused
     | Introduce
     | Progress
     | Ready

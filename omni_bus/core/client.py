@@ -1,0 +1,238 @@
+"""The client's side of requests: what a gateway, a session or a benchmark holds of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.core.edge import InEdge, OutEdge
+from omni_bus.core.effects import (
+    Admitted,
+    Answered,
+    ClientEffect,
+    Deliver,
+    Ended,
+    PortEnded,
+    Send,
+    Writable,
+)
+from omni_bus.core.pipeline import IN, OUT
+from omni_bus.core.tombstones import Tombstones
+from omni_bus.errors import BadInput, OmniBusError, from_info, unknown_name
+from omni_bus.wire.frames import (
+    Admin,
+    AdminReply,
+    Admit,
+    Cancel,
+    Cancelled,
+    Chunk,
+    Close,
+    Credit,
+    Failed,
+    Finish,
+    Open,
+    Reject,
+    Route,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from omni_bus.ids import EdgeId, Peer, RequestId, Sender
+    from omni_bus.wire.payloads import Payload
+
+
+class _Call:
+    """One request of ours."""
+
+    def __init__(self, params: dict[str, dict[str, Any]]) -> None:
+        self.params = params
+        self.route: Route | None = None
+        self.out_edges: dict[EdgeId, OutEdge] = {}
+        self.in_ports: dict[str, list[OutEdge]] = {}
+        self.in_edges: dict[EdgeId, InEdge | None] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return all(edge is not None and edge.is_closed for edge in self.in_edges.values())
+
+
+class ClientCore:
+    """Frames and the application's wishes in, effects out.
+
+    Each request ends once, with `Ended`: after the last output port ended, or with an error.
+    """
+
+    def __init__(self, coordinator: Peer) -> None:
+        self._coordinator = coordinator
+        self._calls: dict[RequestId, _Call] = {}
+        self._tombstones = Tombstones()
+        self.num_stale_frames = 0
+
+    @property
+    def live_routes(self) -> tuple[Route, ...]:
+        """Routes of the admitted requests that have not ended."""
+        return tuple(call.route for call in self._calls.values() if call.route is not None)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended, waiting ones included."""
+        return len(self._calls)
+
+    # --- the application's wishes -------------------------------------------------------------------------
+
+    def submit(self, submit: Submit, params: dict[str, dict[str, Any]]) -> list[ClientEffect]:
+        """Ask for a request; `params` are parameters by stage name."""
+        self._calls[submit.request] = _Call(params)
+        return [Send(self._coordinator, submit)]
+
+    def send(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
+        """Send input; only between `Admitted` and `Ended`. What credit forbids waits in order.
+
+        Raises:
+            UnknownName: no edge of this request begins at that port.
+            BadInput: the port's edges carry another kind.
+        """
+        call = self._calls.get(request)
+        if call is None:
+            return []
+        effects: list[ClientEffect] = []
+        for edge in self._port(call, port):
+            effects += self._frames(call, edge, edge.push(payload))
+        return effects
+
+    def finish(self, request: RequestId, port: str) -> list[ClientEffect]:
+        """End an input port."""
+        call = self._calls.get(request)
+        if call is None:
+            return []
+        effects: list[ClientEffect] = []
+        for edge in self._port(call, port):
+            effects += self._frames(call, edge, edge.finish(Finish()))
+        return effects
+
+    def is_blocked(self, request: RequestId, port: str) -> bool:
+        """Whether input waits for credit on this port; the application should wait for `Writable`."""
+        call = self._calls.get(request)
+        return call is not None and any(edge.is_blocked for edge in self._port(call, port))
+
+    def consume(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
+        """Say that a delivered payload was used; its sender gets the credit back."""
+        call = self._calls.get(request)
+        if call is None or call.route is None:
+            return []
+        for number, edge in call.in_edges.items():
+            if edge is not None and edge.port == port:
+                credit = edge.consume(payload)
+                return [] if credit is None else [Send(call.route.source(number), credit)]
+        return []
+
+    def cancel(self, request: RequestId, reason: str) -> list[ClientEffect]:
+        """End a request of ours; nothing more is delivered for it."""
+        if self._calls.pop(request, None) is None:
+            return []
+        self._tombstones.bury(request)
+        return [Send(self._coordinator, Cancel(request, reason))]
+
+    def admin(self, call: int, op: str, args: dict[str, Any]) -> list[ClientEffect]:
+        """Ask the coordinator for an operation; `Answered` brings the result."""
+        return [Send(self._coordinator, Admin(call, op, args))]
+
+    # --- frames -------------------------------------------------------------------------------------------
+
+    def on_frame(
+        self,
+        sender: Sender,
+        frame: Admit | Reject | Failed | Cancelled | AdminReply | Open | Chunk | Close | Credit,
+    ) -> list[ClientEffect]:
+        """Take a frame; a request that it breaks ends with `BadFrame` and is cancelled."""
+        match frame:
+            case AdminReply(call=call, result=result, error=error):
+                return [Answered(call, result, None if error is None else from_info(error))]
+            case Admit(route=route):
+                return self._on_admit(route)
+            case Reject(request=request, error=error) | Failed(request=request, error=error):
+                return self._end(request, from_info(error))
+            case Cancelled():
+                return []
+            case Open() | Chunk() | Close() | Credit():
+                return self._on_data(sender, frame)
+
+    def _on_admit(self, route: Route) -> list[ClientEffect]:
+        call = self._calls.get(route.request)
+        if call is None:
+            return []
+        call.route = route
+        call.in_edges = dict.fromkeys(route.incoming(OUT))
+        for number in route.outgoing(IN):
+            edge = OutEdge(route, number, call.params)
+            call.out_edges[number] = edge
+            call.in_ports.setdefault(route.edges[number].source_port, []).append(edge)
+        return [Admitted(route.request, route)]
+
+    def _on_data(self, sender: Sender, frame: Open | Chunk | Close | Credit) -> list[ClientEffect]:
+        request = frame.route.request if isinstance(frame, Open) else frame.request
+        call = self._calls.get(request)
+        if call is None or call.route is None:
+            return []
+        try:
+            if isinstance(frame, Credit):
+                return self._on_credit(call, sender, frame)
+            if frame.edge not in call.in_edges or call.route.source(frame.edge).sender != sender:
+                self.num_stale_frames += 1
+                return []
+            if isinstance(frame, Open):
+                return self._on_open(call, frame)
+            edge = call.in_edges[frame.edge]
+            if edge is None:
+                self.num_stale_frames += 1
+                return []
+            if isinstance(frame, Chunk):
+                edge.accept(frame)
+                return [Deliver(request, edge.port, frame.payload)]
+            edge.close(frame)
+            effects: list[ClientEffect] = [PortEnded(request, edge.port, frame.finish)]
+            return effects + self._end(request, None) if call.is_complete else effects
+        except OmniBusError as error:
+            return [*self._end(request, error), Send(self._coordinator, Cancel(request, error.message))]
+
+    def _on_open(self, call: _Call, frame: Open) -> list[ClientEffect]:
+        if call.in_edges[frame.edge] is not None or call.route is None:
+            raise BadInput(f"edge {frame.edge} of {frame.route.request} was opened twice")
+        call.in_edges[frame.edge] = InEdge(call.route, frame.edge)
+        return []
+
+    def _on_credit(self, call: _Call, sender: Sender, frame: Credit) -> list[ClientEffect]:
+        edge = call.out_edges.get(frame.edge)
+        if edge is None or call.route is None or call.route.target(frame.edge).sender != sender:
+            self.num_stale_frames += 1
+            return []
+        port = call.route.edges[frame.edge].source_port
+        was_blocked = self.is_blocked(frame.request, port)
+        effects = self._frames(call, edge, edge.grant(frame))
+        if was_blocked and not self.is_blocked(frame.request, port):
+            effects.append(Writable(frame.request, port))
+        return effects
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _port(self, call: _Call, port: str) -> list[OutEdge]:
+        edges = call.in_ports.get(port)
+        if edges is None:
+            raise unknown_name("input", port, call.in_ports, field=port)
+        return edges
+
+    def _frames(self, call: _Call, edge: OutEdge, frames: list[Any]) -> list[ClientEffect]:
+        assert call.route is not None
+        target = call.route.target(edge.edge)
+        return [Send(target, frame) for frame in frames]
+
+    def _end(self, request: RequestId, error: OmniBusError | None) -> list[ClientEffect]:
+        """The one place where a request that was not cancelled by us leaves."""
+        call = self._calls.pop(request, None)
+        if call is None:
+            return []
+        self._tombstones.bury(request)
+        effects: list[ClientEffect] = [Ended(request, error)]
+        if error is None:
+            for edge in call.out_edges.values():
+                effects += self._frames(call, edge, edge.abandon())
+        return effects

@@ -1,0 +1,480 @@
+"""The thinking of the coordinator: one handler per control frame; membership, admission and binding do the parts.
+
+A request is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has
+said that it let go. It leaves in `_end`, the one place, and leaves a tombstone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omni_bus.core.admission import RETRY_AFTER_S, Admission
+from omni_bus.core.binding import Bindings
+from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
+from omni_bus.core.health import Health
+from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
+from omni_bus.core.recovery import error_for_lost
+from omni_bus.core.tombstones import Tombstones
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    DeadlineExceeded,
+    OmniBusError,
+    RequestCancelled,
+    Unavailable,
+    from_info,
+    unknown_name,
+)
+from omni_bus.ids import Peer, RequestId
+from omni_bus.wire.frames import (
+    PROTOCOL_VERSION,
+    Admin,
+    AdminReply,
+    Admit,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Lost,
+    Pong,
+    Progress,
+    Ready,
+    Refused,
+    Reject,
+    Route,
+    RouteEdge,
+    Submit,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from omni_bus.core.effects import TimerKey
+    from omni_bus.core.pipeline import Pipeline
+    from omni_bus.ids import Sender
+    from omni_bus.wire.frames import AnyFrame
+
+CANCEL_RETRY_S = 1.0
+"""A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
+
+
+class State(Enum):
+    """Of a request in the coordinator; `TRANSITIONS` says what leads where."""
+
+    QUEUED = "queued"
+    """Waits for a place under the pipeline's limit."""
+    RUNNING = "running"
+    """Bound; its stages work."""
+    ENDING = "ending"
+    """Its client has the answer; stages were told to let go and have not all said so."""
+
+
+TRANSITIONS: dict[State, dict[str, State | None]] = {
+    State.QUEUED: {"admitted": State.RUNNING, "ended early": None},
+    State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
+    State.ENDING: {"all stages let go": None},
+}
+"""State, event, next state; None is the end."""
+
+
+class _Request(msgspec.Struct):
+    submit: Submit
+    client: Peer
+    pipeline: Pipeline
+    edges: tuple[RouteEdge, ...]
+    received_at: float
+    deadline: float | None
+    state: State = State.QUEUED
+    route: Route | None = None
+    pending: dict[str, Peer] = {}
+    """Stages that have not ended, and the replica of each."""
+    wants_ack: bool = False
+    """The client cancelled and is told when all is freed."""
+    freed: int = 0
+
+    def move(self, event: str) -> None:
+        """Take a transition; the end keeps the last state."""
+        self.state = TRANSITIONS[self.state][event] or self.state
+
+
+class CoordinatorCore:
+    """Frames and time in, effects out.
+
+    Args:
+        me: this coordinator, as it introduces itself.
+        pipelines: by name.
+        heartbeat_s: how often actors must show that they live.
+    """
+
+    def __init__(self, me: Peer, pipelines: dict[str, Pipeline], heartbeat_s: float = 1.0) -> None:
+        self._me = me
+        self._pipelines = pipelines
+        self._heartbeat_s = heartbeat_s
+        self._membership = Membership()
+        self._bindings = Bindings()
+        self._admission = {
+            name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
+        }
+        self._requests: dict[RequestId, _Request] = {}
+        self._tombstones = Tombstones()
+        self._health = Health()
+        self._is_draining = False
+        self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0}
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    # --- entry points -------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
+        """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
+        if isinstance(frame, Hello):
+            return self._on_hello(sender, frame, now)
+        actor = self._membership.get(sender)
+        if actor is None:
+            return self._on_stranger(sender, frame)
+        actor.seen_at = now
+        match frame:
+            case Heartbeat():
+                return []
+            case Progress(phase=phase, fraction=fraction):
+                actor.phase, actor.fraction = phase, fraction
+                return []
+            case Ready():
+                actor.is_ready, actor.phase = True, "ready"
+                return [Report("actor ready", {"actor": actor.peer.actor, "after_s": round(now - actor.since, 3)})]
+            case Goodbye(reason=reason):
+                return self._on_leave(actor, reason or "goodbye", now)
+            case Pong():
+                return list(self._health.on_pong(sender, frame, now))
+            case Submit():
+                return self._on_submit(actor, frame, now)
+            case Cancel(request=request, reason=reason):
+                return self._on_cancel(actor, request, reason, now)
+            case Cancelled(request=request, freed=freed):
+                return self._on_stage_end(actor, request, freed, None, now)
+            case Done(request=request):
+                return self._on_stage_end(actor, request, 0, None, now)
+            case Failed(request=request, error=error):
+                return self._on_stage_end(actor, request, 0, from_info(error), now)
+            case Admin():
+                return self._on_admin(actor, frame, now)
+            case _:
+                return [Report("unexpected frame", {"actor": actor.peer.actor, "frame": type(frame).__name__})]
+
+    def on_timer(self, key: TimerKey, now: float) -> list[Common]:
+        """A timer that was set is due."""
+        kind, of = key
+        match kind:
+            case "deadline":
+                return self._end_early(of, DeadlineExceeded("the request's time limit passed"), now)
+            case "cancel":
+                return self._retry_cancel(of, now)
+            case "alive":
+                return self._check_alive(of, now)
+            case "health":
+                return list(self._health.on_timer(int(of)))
+            case _:
+                raise AssertionError(f"no such timer: {key}")
+
+    def drain(self, now: float) -> list[Common]:
+        """Admit nothing any more; waiting requests are refused, running ones go on."""
+        self._is_draining = True
+        effects: list[Common] = []
+        for request in [r for r, entry in self._requests.items() if entry.state is State.QUEUED]:
+            effects += self._end_early(request, self._stopping(), now)
+        return effects
+
+    def cut(self, now: float) -> list[Common]:
+        """End every running request with an error: the time to drain is over."""
+        effects: list[Common] = []
+        for request in list(self._requests):
+            effects += self._end_early(request, self._stopping(), now)
+        return effects
+
+    # --- membership ---------------------------------------------------------------------------------------
+
+    def _on_hello(self, sender: Sender, hello: Hello, now: float) -> list[Common]:
+        if hello.version != PROTOCOL_VERSION:
+            error = BadFrame(
+                f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
+            )
+            return [Send(hello.peer, Refused(error.to_info()))]
+        if hello.peer.sender != sender:
+            return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
+        former = self._membership.former(hello.peer)
+        effects = [] if former is None else self._on_leave(former, "replaced by a new incarnation", now)
+        is_new = self._membership.get(sender) is None
+        actor = self._membership.join(hello, now)
+        effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
+        if is_new:
+            effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
+        for route in hello.live:
+            effects += self._adopt(actor, route, now)
+        return effects
+
+    def _on_stranger(self, sender: Sender, frame: AnyFrame) -> list[Common]:
+        """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
+        if isinstance(frame, Heartbeat):
+            return [Send(Peer(sender.actor, sender.incarnation, frame.endpoint), Introduce())]
+        return []
+
+    @property
+    def _patience_s(self) -> float:
+        return self._heartbeat_s * MISSED_HEARTBEATS
+
+    def _check_alive(self, name: str, now: float) -> list[Common]:
+        actor = next((actor for actor in self._membership if actor.peer.actor == name), None)
+        if actor is None:
+            return []
+        due = actor.seen_at + self._patience_s
+        if now < due:
+            return [SetTimer(("alive", name), due)]
+        return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
+
+    def _on_leave(self, actor: Actor, reason: str, now: float) -> list[Common]:
+        """An actor is gone: nothing reaches it any more, and what it worked on ends."""
+        self._membership.leave(actor)
+        effects: list[Common] = [
+            DropTimer(("alive", actor.peer.actor)),
+            Report("actor gone", {"actor": actor.peer.actor, "reason": reason}),
+        ]
+        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
+        for request, entry in list(self._requests.items()):
+            effects += self._lose(request, entry, actor, now)
+        effects.append(Forget(actor.peer))
+        return effects
+
+    def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
+        if entry.client == actor.peer:
+            entry.wants_ack = False
+        if entry.route is None:
+            is_concerned = entry.client == actor.peer
+            return self._end_early(request, RequestCancelled("the client is gone"), now) if is_concerned else []
+        error = error_for_lost(actor, entry.route, entry.pipeline)
+        if error is None:
+            return []
+        for stage in [stage for stage, peer in entry.pending.items() if peer == actor.peer]:
+            self._release(entry, stage)
+        return self._end_early(request, error, now) + self._settle(request, entry, now)
+
+    def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
+        """Take over a running request that a former coordinator admitted."""
+        pipeline = self._pipelines.get(route.pipeline)
+        if actor.role != "stage" or pipeline is None or route.stages.get(actor.stage) != actor.peer:
+            return []
+        if route.request in self._tombstones:
+            return [Send(actor.peer, Cancel(route.request, "the request ended"))]
+        entry = self._requests.get(route.request)
+        effects: list[Common] = []
+        if entry is None:
+            submit = Submit(route.request, route.pipeline, (), route.priority, route.timeout_s)
+            deadline = None if route.timeout_s is None else now + route.timeout_s
+            entry = _Request(submit, route.gateway, pipeline, route.edges, now, deadline, State.RUNNING, route, {})
+            self._requests[route.request] = entry
+            self._admission[route.pipeline].adopt(route.request)
+            if deadline is not None:
+                effects.append(SetTimer(("deadline", route.request), deadline))
+        if entry.state is State.RUNNING and actor.stage not in entry.pending:
+            entry.pending[actor.stage] = actor.peer
+            self._bindings.rebind(actor.sender)
+        return effects
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
+        try:
+            entry = self._accept(actor, submit, now)
+            may_run = self._admission[submit.pipeline].offer(submit.request, submit.priority)
+        except OmniBusError as error:
+            self._ended["rejected"] += 1
+            return [Send(actor.peer, Reject(submit.request, error.to_info()))]
+        self._requests[submit.request] = entry
+        effects: list[Common] = []
+        if entry.deadline is not None:
+            effects.append(SetTimer(("deadline", submit.request), entry.deadline))
+        return effects + (self._run(submit.request, entry, now) if may_run else [])
+
+    def _accept(self, actor: Actor, submit: Submit, now: float) -> _Request:
+        """Check a submit against what can be known before its turn."""
+        pipeline = self._pipelines.get(submit.pipeline)
+        if pipeline is None:
+            raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
+        if submit.request in self._requests or submit.request in self._tombstones:
+            raise BadInput(f"request id {submit.request} was used already", field="request")
+        if self._is_draining:
+            raise self._stopping()
+        edges = pipeline.needed(submit.outputs)
+        self._replicas(edges)
+        timeout_s = submit.timeout_s if submit.timeout_s is not None else pipeline.timeout_s
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineExceeded(f"timeout_s is {timeout_s:g}: the time limit had passed before the request came")
+        deadline = None if timeout_s is None else now + timeout_s
+        return _Request(submit, actor.peer, pipeline, edges, now, deadline)
+
+    def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]]:
+        """Return the ready replicas of every stage that the edges touch.
+
+        Raises:
+            Unavailable: a stage has none.
+        """
+        names = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}
+        replicas = {name: self._membership.replicas(name) for name in sorted(names)}
+        for name, found in replicas.items():
+            if not found:
+                raise Unavailable(
+                    f"stage '{name}' has no replica that can serve",
+                    stage=name,
+                    is_retry_safe=True,
+                    retry_after_s=RETRY_AFTER_S,
+                )
+        return replicas
+
+    def _run(self, request: RequestId, entry: _Request, now: float) -> list[Common]:
+        """Bind every needed stage and answer with the route."""
+        try:
+            replicas = self._replicas(entry.edges)
+        except Unavailable as error:
+            return self._end_early(request, error, now)
+        stages = {name: self._bindings.bind(found) for name, found in replicas.items()}
+        entry.route = Route(
+            request=request,
+            pipeline=entry.pipeline.name,
+            gateway=entry.client,
+            stages=stages,
+            edges=entry.edges,
+            priority=entry.submit.priority,
+            timeout_s=None if entry.deadline is None else max(0.0, entry.deadline - now),
+            trace=entry.submit.trace,
+        )
+        entry.pending = dict(stages)
+        entry.move("admitted")
+        return [Send(entry.client, Admit(entry.route))]
+
+    def _on_cancel(self, actor: Actor, request: RequestId, reason: str, now: float) -> list[Common]:
+        entry = self._requests.get(request)
+        if entry is None:
+            return [Send(actor.peer, Cancelled(request))]
+        if entry.client != actor.peer:
+            return [Report("cancel by a stranger", {"actor": actor.peer.actor, "request": request})]
+        entry.wants_ack = True
+        return self._end_early(request, RequestCancelled(reason or "cancelled by the client"), now)
+
+    def _on_stage_end(
+        self, actor: Actor, request: RequestId, freed: int, error: OmniBusError | None, now: float
+    ) -> list[Common]:
+        """A stage has finished, failed or let go; late and repeated ends change nothing."""
+        entry = self._requests.get(request)
+        if entry is None or entry.pending.get(actor.stage) != actor.peer:
+            return []
+        entry.freed += freed
+        self._release(entry, actor.stage)
+        effects = [] if error is None else self._end_early(request, error, now)
+        return effects + self._settle(request, entry, now)
+
+    def _release(self, entry: _Request, stage: str) -> None:
+        """One stage has nothing of the request any more."""
+        self._bindings.release(entry.pending.pop(stage).sender)
+
+    def _settle(self, request: RequestId, entry: _Request, now: float) -> list[Common]:
+        """End a request once no stage holds anything of it."""
+        if entry.pending or request not in self._requests:
+            return []
+        if entry.state is State.RUNNING:
+            entry.move("all stages done")
+            return self._end(request, "done", now)
+        entry.move("all stages let go")
+        return self._end(request, "", now)
+
+    def _end_early(self, request: RequestId, error: OmniBusError, now: float) -> list[Common]:
+        """Tell the client, once, and have every stage that is still at work let go."""
+        entry = self._requests.get(request)
+        if entry is None or entry.state is State.ENDING:
+            return []
+        outcome = "cancelled" if isinstance(error, RequestCancelled) else "failed"
+        self._ended[outcome] += 1
+        was_queued = entry.state is State.QUEUED
+        entry.move("ended early")
+        effects: list[Common] = [
+            DropTimer(("deadline", request)),
+            Report("request ended early", {"request": request, "code": error.code, "stage": error.stage}),
+        ]
+        if not entry.wants_ack:
+            frame = Reject(request, error.to_info()) if was_queued else Failed(request, error.to_info())
+            effects.append(Send(entry.client, frame))
+        if was_queued:
+            return effects + self._end(request, "", now)
+        effects += [Send(peer, Cancel(request, error.code)) for peer in entry.pending.values()]
+        if entry.pending:
+            effects.append(SetTimer(("cancel", request), now + CANCEL_RETRY_S))
+        return effects + self._settle(request, entry, now)
+
+    def _retry_cancel(self, request: RequestId, now: float) -> list[Common]:
+        entry = self._requests.get(request)
+        if entry is None or not entry.pending:
+            return []
+        again: list[Common] = [Send(peer, Cancel(request, "again")) for peer in entry.pending.values()]
+        return [*again, SetTimer(("cancel", request), now + CANCEL_RETRY_S)]
+
+    def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
+        """The one place where a request leaves; its place goes to the next one that waits."""
+        entry = self._requests.pop(request)
+        self._tombstones.bury(request)
+        if outcome:
+            self._ended[outcome] += 1
+        effects: list[Common] = [DropTimer(("deadline", request)), DropTimer(("cancel", request))]
+        if entry.wants_ack:
+            effects.append(Send(entry.client, Cancelled(request, entry.freed)))
+        admission = self._admission[entry.pipeline.name]
+        admission.leave(request)
+        while (waiting := admission.next()) is not None:
+            effects += self._run(waiting, self._requests[waiting], now)
+        return effects
+
+    def _stopping(self) -> Unavailable:
+        return Unavailable("the deployment is stopping", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+
+    # --- administration -----------------------------------------------------------------------------------
+
+    def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
+        match frame.op:
+            case "health":
+                others = [other for other in self._membership if other is not actor and other.role != "client"]
+                return list(self._health.begin(actor.peer, frame.call, others, now))
+            case "status":
+                return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case _:
+                error = unknown_name("operation", frame.op, ("health", "status"), field="op")
+                return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
+
+    def _status(self, now: float) -> dict[str, Any]:
+        return {
+            "is_draining": self._is_draining,
+            "requests": {"live": len(self._requests), **self._ended},
+            "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
+            "actors": [
+                {
+                    "actor": actor.peer.actor,
+                    "role": actor.role,
+                    "stage": actor.stage,
+                    "replica": actor.replica,
+                    "phase": actor.phase,
+                    "fraction": actor.fraction,
+                    "is_ready": actor.is_ready,
+                    "elapsed_s": round(now - actor.since, 3),
+                    "seen_s_ago": round(now - actor.seen_at, 3),
+                    "outstanding": self._bindings.outstanding(actor.sender),
+                }
+                for actor in self._membership
+            ],
+        }

@@ -1,0 +1,167 @@
+"""The two ends of one edge of one request: order, completeness and credit. Stages and clients use the same ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
+from omni_bus.errors import BadFrame
+from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
+from omni_bus.wire.payloads import kind_of, size_of
+
+if TYPE_CHECKING:
+    from omni_bus.ids import EdgeId
+    from omni_bus.wire.frames import DataFrame, Route
+    from omni_bus.wire.payloads import Payload
+
+
+class OutEdge:
+    """The sending end. Frames that credit forbids wait in order; the owner stops producing while `is_blocked`."""
+
+    __slots__ = ("_credit", "_finish", "_is_closed", "_is_open", "_params", "_pending", "_route", "edge", "num_sent")
+
+    def __init__(self, route: Route, edge: EdgeId, params: dict[str, dict[str, Any]]) -> None:
+        self.edge = edge
+        self.num_sent = 0
+        self._route = route
+        self._params = params
+        self._is_open = False
+        self._is_closed = False
+        self._pending: deque[tuple[Payload, int]] = deque()
+        self._finish: Finish | None = None
+        spec = route.edges[edge]
+        self._credit = SendCredit(Window(spec.window_chunks, spec.window_bytes))
+
+    @property
+    def is_blocked(self) -> bool:
+        """Payloads wait for credit."""
+        return bool(self._pending)
+
+    @property
+    def is_closed(self) -> bool:
+        """`Close` was sent."""
+        return self._is_closed
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the payloads that wait."""
+        return sum(size for _, size in self._pending)
+
+    @property
+    def credit_left(self) -> Grant:
+        """What may still be sent."""
+        return self._credit.left
+
+    def push(self, payload: Payload) -> list[DataFrame]:
+        """Send a payload, now or when credit allows; return the frames to send now."""
+        self._pending.append((payload, size_of(payload)))
+        return self._flush()
+
+    def finish(self, finish: Finish) -> list[DataFrame]:
+        """End the edge after what is pending."""
+        self._finish = finish
+        return self._flush()
+
+    def abandon(self) -> list[DataFrame]:
+        """End the edge now, without what is pending: nobody needs it any more."""
+        self._pending.clear()
+        return self.finish(Finish())
+
+    def grant(self, credit: Credit) -> list[DataFrame]:
+        """Take credit.
+
+        Raises:
+            BadFrame: more than the window allows.
+        """
+        self._credit.grant(Grant(credit.chunks, credit.bytes))
+        return self._flush()
+
+    def _flush(self) -> list[DataFrame]:
+        frames: list[DataFrame] = []
+        if not self._is_open:
+            self._is_open = True
+            frames.append(Open(self._route, self.edge, self._params))
+        while self._pending and self._credit.can_spend(self._pending[0][1]):
+            payload, size = self._pending.popleft()
+            self._credit.spend(size)
+            frames.append(Chunk(self._route.request, self.edge, self.num_sent, payload))
+            self.num_sent += 1
+        if self._finish is not None and not self._pending and not self._is_closed:
+            self._is_closed = True
+            frames.append(Close(self._route.request, self.edge, self.num_sent, self._finish))
+        return frames
+
+
+class InEdge:
+    """The receiving end. A gap, a repeat, a chunk beyond credit or of another kind is the sender's fault."""
+
+    __slots__ = ("_credit", "_route", "edge", "finish", "num_received")
+
+    def __init__(self, route: Route, edge: EdgeId) -> None:
+        self.edge = edge
+        self.num_received = 0
+        self.finish: Finish | None = None
+        self._route = route
+        spec = route.edges[edge]
+        self._credit = ReceiveCredit(Window(spec.window_chunks, spec.window_bytes))
+
+    @property
+    def port(self) -> str:
+        """The input port that the edge feeds."""
+        return self._route.edges[self.edge].target_port
+
+    @property
+    def is_closed(self) -> bool:
+        """`Close` came."""
+        return self.finish is not None
+
+    @property
+    def buffered(self) -> Grant:
+        """Chunks and charged bytes that wait to be consumed."""
+        return self._credit.buffered
+
+    def accept(self, chunk: Chunk) -> None:
+        """Take the next chunk.
+
+        Raises:
+            BadFrame: a sequence gap or repeat, another kind than the edge's, no credit, or the edge is closed.
+        """
+        where = self._name()
+        if self.is_closed:
+            raise BadFrame(f"{where}: chunk {chunk.seq} came after the end")
+        if chunk.seq != self.num_received:
+            raise BadFrame(f"{where}: chunk {chunk.seq} came where {self.num_received} was due")
+        kind = self._route.edges[self.edge].kind
+        if kind_of(chunk.payload) != kind:
+            raise BadFrame(f"{where}: a {kind_of(chunk.payload)} came where {kind} was declared")
+        self._credit.receive(size_of(chunk.payload))
+        self.num_received += 1
+
+    def close(self, close: Close) -> None:
+        """Take the end.
+
+        Raises:
+            BadFrame: chunks are missing, or the edge is closed already.
+        """
+        if self.is_closed or close.num_chunks != self.num_received:
+            raise BadFrame(f"{self._name()}: end after {close.num_chunks} chunks, {self.num_received} came")
+        self.finish = close.finish
+
+    def consume(self, payload: Payload) -> Credit | None:
+        """Account for a chunk that was used; return the credit to send, if it is time."""
+        grant = self._credit.consume(size_of(payload))
+        if grant is None or self.is_closed:
+            return None
+        return Credit(self._route.request, self.edge, grant.chunks, grant.bytes)
+
+    def discard(self) -> Credit | None:
+        """Count all that came as used; return the credit to send, if there is any."""
+        grant = self._credit.consume_all()
+        if grant is None or self.is_closed:
+            return None
+        return Credit(self._route.request, self.edge, grant.chunks, grant.bytes)
+
+    def _name(self) -> str:
+        spec = self._route.edges[self.edge]
+        return f"edge {spec.source}.{spec.source_port} -> {spec.target}.{spec.target_port}"

@@ -1,0 +1,84 @@
+"""A bounded round trip to every actor: ping all, wait for the answers or for a timer, then report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
+
+from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
+from omni_bus.wire.frames import AdminReply, Ping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from omni_bus.core.membership import Actor
+    from omni_bus.ids import Peer, Sender
+    from omni_bus.wire.frames import Pong
+
+ROUND_TRIP_S = 1.0
+"""An actor that does not answer a ping within this is not healthy."""
+
+
+class _Round:
+    def __init__(self, asker: Peer, call: int, actors: list[Actor], now: float) -> None:
+        self.asker = asker
+        self.call = call
+        self.started_at = now
+        self.actors = actors
+        self.waiting = {actor.sender for actor in actors}
+        self.rows: dict[Sender, dict[str, Any]] = {
+            actor.sender: {
+                "actor": actor.peer.actor,
+                "role": actor.role,
+                "stage": actor.stage,
+                "replica": actor.replica,
+                "phase": actor.phase,
+                "fraction": actor.fraction,
+                "is_ready": actor.is_ready,
+                "elapsed_s": round(now - actor.since, 3),
+                "is_live": False,
+            }
+            for actor in actors
+        }
+
+
+class Health:
+    """The rounds under way; each ends in one `AdminReply` whose result lists the actors."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Round] = {}
+        self._num_rounds = 0
+
+    def begin(self, asker: Peer, call: int, actors: Iterable[Actor], now: float) -> list[Common]:
+        """Ping every actor."""
+        self._num_rounds += 1
+        nonce = self._num_rounds
+        round_ = _Round(asker, call, list(actors), now)
+        self._rounds[nonce] = round_
+        if not round_.actors:
+            return self._end(nonce)
+        pings: list[Common] = [Send(actor.peer, Ping(nonce)) for actor in round_.actors]
+        return [*pings, SetTimer(("health", str(nonce)), now + ROUND_TRIP_S)]
+
+    def on_pong(self, sender: Sender, pong: Pong, now: float) -> list[Common]:
+        """Take an answer; the last one ends the round."""
+        round_ = self._rounds.get(pong.nonce)
+        if round_ is None or sender not in round_.waiting:
+            return []
+        round_.waiting.discard(sender)
+        round_.rows[sender] |= {
+            "is_live": True,
+            "round_trip_s": round(now - round_.started_at, 6),
+            "stats": asdict(pong.stats),
+        }
+        return [] if round_.waiting else self._end(pong.nonce)
+
+    def on_timer(self, nonce: int) -> list[Common]:
+        """Time is up; who has not answered is reported as not live."""
+        return self._end(nonce) if nonce in self._rounds else []
+
+    def _end(self, nonce: int) -> list[Common]:
+        round_ = self._rounds.pop(nonce)
+        reply = AdminReply(round_.call, list(round_.rows.values()))
+        return [DropTimer(("health", str(nonce))), Send(round_.asker, reply)]

@@ -1,0 +1,86 @@
+"""Who is here: actors by name, their incarnations, readiness and last sign of life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omni_bus.ids import Peer, Sender
+from omni_bus.wire.frames import Role
+
+if TYPE_CHECKING:
+    from omni_bus.wire.frames import Hello
+
+MISSED_HEARTBEATS = 5
+"""So many in a row mean that an actor is lost: one can be late behind a long garbage collection, five can't."""
+
+
+class Actor(msgspec.Struct):
+    """One live actor."""
+
+    peer: Peer
+    role: Role
+    stage: str
+    replica: int
+    is_ready: bool
+    phase: str
+    fraction: float
+    since: float
+    seen_at: float
+
+    @property
+    def sender(self) -> Sender:
+        """The identity of its frames."""
+        return self.peer.sender
+
+
+class Membership:
+    """The table of actors; at most one incarnation of each name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Actor] = {}
+        self._by_stage: dict[str, dict[str, Actor]] = {}
+
+    def __iter__(self):
+        return iter(tuple(self._by_name.values()))
+
+    def get(self, sender: Sender) -> Actor | None:
+        """The actor of that very incarnation."""
+        actor = self._by_name.get(sender.actor)
+        return actor if actor is not None and actor.peer.incarnation == sender.incarnation else None
+
+    def former(self, peer: Peer) -> Actor | None:
+        """Another incarnation under the same name, which the newcomer replaces."""
+        actor = self._by_name.get(peer.actor)
+        return actor if actor is not None and actor.peer.incarnation != peer.incarnation else None
+
+    def join(self, hello: Hello, now: float) -> Actor:
+        """Take an actor in, or take its repeated hello."""
+        known = self.get(hello.peer.sender)
+        actor = Actor(
+            peer=hello.peer,
+            role=hello.role,
+            stage=hello.stage,
+            replica=hello.replica,
+            is_ready=hello.is_ready,
+            phase="ready" if hello.is_ready else "starting",
+            fraction=0.0,
+            since=now if known is None else known.since,
+            seen_at=now,
+        )
+        self._by_name[hello.peer.actor] = actor
+        if hello.role == "stage":
+            self._by_stage.setdefault(hello.stage, {})[hello.peer.actor] = actor
+        return actor
+
+    def leave(self, actor: Actor) -> None:
+        """Take an actor out."""
+        if self._by_name.get(actor.peer.actor) is actor:
+            del self._by_name[actor.peer.actor]
+            self._by_stage.get(actor.stage, {}).pop(actor.peer.actor, None)
+
+    def replicas(self, stage: str) -> list[Actor]:
+        """The stage's replicas that can serve, in order of their numbers."""
+        found = (actor for actor in self._by_stage.get(stage, {}).values() if actor.is_ready)
+        return sorted(found, key=lambda actor: actor.replica)

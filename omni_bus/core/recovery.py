@@ -1,0 +1,29 @@
+"""What a lost actor means for a request: with which error it ends, and whether its client may safely try again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_bus.errors import OmniBusError, RequestCancelled, StageLost
+
+if TYPE_CHECKING:
+    from omni_bus.core.membership import Actor
+    from omni_bus.core.pipeline import Pipeline
+    from omni_bus.wire.frames import Route
+
+
+def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusError | None:
+    """Return the error that a request ends with when `actor` is lost; None if it does not concern the request.
+
+    A retry is safe where none of the request's stages does work that must not be repeated.
+    """
+    if actor.peer == route.gateway:
+        return RequestCancelled("the client's gateway is gone")
+    if actor.peer not in route.stages.values():
+        return None
+    is_retry_safe = not pipeline.non_idempotent.intersection(route.stages)
+    return StageLost(
+        f"stage '{actor.stage}' (replica {actor.replica}) was lost while it worked on the request",
+        stage=actor.stage,
+        is_retry_safe=is_retry_safe,
+    )

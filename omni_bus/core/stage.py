@@ -1,0 +1,509 @@
+"""The thinking of one stage: edges, inputs, outputs, credit and abort of its live requests."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
+
+from omni_bus.core.edge import InEdge, OutEdge
+from omni_bus.core.effects import Abort, Add, Feed, Report, Resume, Send, StageEffect, Start, Step, Suspend
+from omni_bus.core.scheduler import Scheduler
+from omni_bus.core.tombstones import Tombstones
+from omni_bus.engine import EngineRequest, Failure, Finished, Output, Starved
+from omni_bus.errors import BadFrame, InputTooLarge, OmniBusError, StageFailed
+from omni_bus.wire.frames import (
+    Cancel,
+    Cancelled,
+    Chunk,
+    Close,
+    Credit,
+    Done,
+    Failed,
+    Finish,
+    Open,
+    RequestStats,
+    Route,
+    StageStats,
+)
+from omni_bus.wire.payloads import size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from omni_bus.engine import Event
+    from omni_bus.ids import EdgeId, Peer, RequestId, Sender
+    from omni_bus.wire.frames import DataFrame
+    from omni_bus.wire.payloads import Payload
+
+
+class Shape(Enum):
+    """How the engine is driven: the shapes of `omni_bus.engine`, told apart by when they take input."""
+
+    STREAMING = "streaming"
+    """Started with a slot, fed as input comes."""
+    STEP = "step"
+    """Added with its whole input, then stepped."""
+    STEP_FED = "step_fed"
+    """Added with a slot, fed and stepped: step engines that stream their input, and session engines."""
+
+
+class State(Enum):
+    """Of one request in one stage; `TRANSITIONS` says what leads where."""
+
+    GATHERING = "gathering"
+    """Input is incomplete and the engine wants it whole."""
+    WAITING = "waiting"
+    """For a slot of the engine."""
+    RUNNING = "running"
+    """In the engine."""
+    FLUSHING = "flushing"
+    """Out of the engine; outputs wait for credit, and what still comes in is used up unread."""
+    ABORTING = "aborting"
+    """The engine was told to drop it and has not yet said that it did."""
+
+
+TRANSITIONS: dict[State, dict[str, State | None]] = {
+    State.GATHERING: {"input complete": State.WAITING, "failed": None, "cancelled": None},
+    State.WAITING: {"slot free": State.RUNNING, "failed": None, "cancelled": None},
+    State.RUNNING: {"engine finished": State.FLUSHING, "failed": State.ABORTING, "cancelled": State.ABORTING},
+    State.FLUSHING: {"edges closed": None, "failed": None, "cancelled": None},
+    State.ABORTING: {"engine let go": None},
+}
+"""State, event, next state; None is the end."""
+
+
+class _Live:
+    """One live request."""
+
+    def __init__(self, route: Route, stage: str, now: float, *, state: State) -> None:
+        self.route = route
+        self.state = state
+        self.opened_at = now
+        self.first_output_at: float | None = None
+        self.engine_request: EngineRequest | None = None
+        self.in_edges: dict[EdgeId, InEdge | None] = dict.fromkeys(route.incoming(stage))
+        self.out_edges: dict[EdgeId, OutEdge] = {}
+        self.out_ports: dict[str, list[OutEdge]] = {}
+        self.inputs: dict[str, list[Payload]] = {}
+        self.input_bytes = 0
+        self.finish = Finish()
+        self.is_suspended = False
+        self.bytes_out = 0
+        self.is_cancel_owed = False
+        self.outcome = "done"
+
+    def move(self, event: str) -> None:
+        """Take a transition; the end keeps the last state."""
+        self.state = TRANSITIONS[self.state][event] or self.state
+
+    @property
+    def is_input_complete(self) -> bool:
+        return all(edge is not None and edge.is_closed for edge in self.in_edges.values())
+
+    @property
+    def is_blocked(self) -> bool:
+        return any(edge.is_blocked for edge in self.out_edges.values())
+
+
+class StageCore:
+    """Frames, engine events and time in, effects out.
+
+    Args:
+        stage: the stage's name in routes.
+        coordinator: where `Done`, `Failed` and `Cancelled` go.
+        shape: how the engine is driven.
+        parse_params: from one request's raw parameters to the adapter's own type; raises `BadInput`.
+        width: requests in one step, or running at once on a streaming engine.
+        max_resident: requests that may hold engine memory at once.
+        max_input_bytes: input that one request may hold here before it is refused.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        coordinator: Peer,
+        shape: Shape,
+        *,
+        parse_params: Callable[[dict[str, Any]], Any],
+        width: int,
+        max_resident: int,
+        max_input_bytes: int,
+    ) -> None:
+        self.stage = stage
+        self._coordinator = coordinator
+        self._shape = shape
+        self._parse_params = parse_params
+        self._max_input_bytes = max_input_bytes
+        self._live: dict[RequestId, _Live] = {}
+        self._tombstones = Tombstones()
+        self._scheduler = Scheduler(width, width if shape is Shape.STREAMING else max_resident)
+        self._is_stepping = False
+        self._num_steps = 0
+        self._ended = {"done": 0, "failed": 0, "cancelled": 0}
+        self.num_stale_frames = 0
+
+    # --- what others may ask ------------------------------------------------------------------------------
+
+    @property
+    def live_routes(self) -> tuple[Route, ...]:
+        """Routes of the requests that this stage still works on."""
+        return tuple(live.route for live in self._live.values())
+
+    @property
+    def stats(self) -> StageStats:
+        """Counts for health, status and tests."""
+        counts = self._scheduler.counts
+        pending = sum(edge.pending_bytes for live in self._live.values() for edge in live.out_edges.values())
+        buffered = sum(live.input_bytes for live in self._live.values())
+        return StageStats(
+            active=counts.resident,
+            waiting=counts.waiting,
+            suspended=counts.suspended,
+            steps=self._num_steps,
+            buffered_bytes=pending + buffered,
+            **self._ended,
+        )
+
+    # --- frames -------------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: Sender, frame: DataFrame | Cancel, now: float) -> list[StageEffect]:
+        """Take a frame; a request that it breaks fails alone."""
+        request = frame.route.request if isinstance(frame, Open) else frame.request
+        try:
+            match frame:
+                case Open():
+                    return self._on_open(sender, frame, now)
+                case Chunk():
+                    return self._on_chunk(sender, frame)
+                case Close():
+                    return self._on_close(sender, frame, now)
+                case Credit():
+                    return self._on_credit(sender, frame, now)
+                case Cancel():
+                    return self._on_cancel(request)
+        except OmniBusError as error:
+            return self._fail(request, error, now)
+
+    def _on_open(self, sender: Sender, frame: Open, now: float) -> list[StageEffect]:
+        route = frame.route
+        if route.request in self._tombstones:
+            return []
+        if frame.edge not in route.incoming(self.stage) or route.source(frame.edge).sender != sender:
+            self.num_stale_frames += 1
+            return []
+        live = self._live.get(route.request)
+        effects: list[StageEffect] = []
+        if live is None:
+            live, effects = self._begin(route, frame.params, now)
+        if live.in_edges[frame.edge] is not None:
+            raise BadFrame(f"edge {frame.edge} of {route.request} was opened twice")
+        live.in_edges[frame.edge] = InEdge(route, frame.edge)
+        return effects
+
+    def _begin(self, route: Route, params: dict[str, dict[str, Any]], now: float) -> tuple[_Live, list[StageEffect]]:
+        state = State.GATHERING if self._shape is Shape.STEP else State.WAITING
+        live = _Live(route, self.stage, now, state=state)
+        self._live[route.request] = live
+        for edge in route.outgoing(self.stage):
+            out = OutEdge(route, edge, params)
+            live.out_edges[edge] = out
+            live.out_ports.setdefault(route.edges[edge].source_port, []).append(out)
+        live.engine_request = EngineRequest(
+            id=route.request,
+            params=self._parse_params(params.get(self.stage, {})),
+            outputs=frozenset(live.out_ports),
+            priority=route.priority,
+            deadline=None if route.timeout_s is None else now + route.timeout_s,
+        )
+        if state is State.GATHERING:
+            return live, []
+        self._enqueue(live)
+        return live, self._start()
+
+    def _on_chunk(self, sender: Sender, frame: Chunk) -> list[StageEffect]:
+        found = self._in_edge(sender, frame.request, frame.edge)
+        if found is None:
+            return []
+        live, edge = found
+        edge.accept(frame)
+        if live.state is State.FLUSHING:
+            return self._consumed(live, edge, frame.payload)
+        if self._shape is not Shape.STEP:
+            return self._feed(live, edge, (frame.payload,), is_last=False)
+        live.input_bytes += size_of(frame.payload)
+        if live.input_bytes > self._max_input_bytes:
+            raise InputTooLarge(
+                f"stage '{self.stage}' takes at most {self._max_input_bytes} bytes of input",
+                field=edge.port,
+                stage=self.stage,
+            )
+        live.inputs.setdefault(edge.port, []).append(frame.payload)
+        return self._consumed(live, edge, frame.payload)
+
+    def _on_close(self, sender: Sender, frame: Close, now: float) -> list[StageEffect]:
+        found = self._in_edge(sender, frame.request, frame.edge)
+        if found is None:
+            return []
+        live, edge = found
+        edge.close(frame)
+        if live.state is State.FLUSHING:
+            return self._after_output(live, now)
+        if self._shape is not Shape.STEP:
+            return self._feed(live, edge, (), is_last=True)
+        if not live.is_input_complete:
+            return []
+        live.move("input complete")
+        self._enqueue(live)
+        return self._start()
+
+    def _on_credit(self, sender: Sender, frame: Credit, now: float) -> list[StageEffect]:
+        live = self._live.get(frame.request)
+        edge = None if live is None else live.out_edges.get(frame.edge)
+        if live is None or edge is None or live.state is State.ABORTING:
+            return []
+        if live.route.target(frame.edge).sender != sender:
+            self.num_stale_frames += 1
+            return []
+        return self._sent(live, edge, edge.grant(frame)) + self._after_output(live, now)
+
+    def _on_cancel(self, request: RequestId) -> list[StageEffect]:
+        live = self._live.get(request)
+        if live is None:
+            self._tombstones.bury(request)
+            return [Send(self._coordinator, Cancelled(request))]
+        if live.state is State.ABORTING:
+            live.is_cancel_owed = True
+            return []
+        if live.state is State.RUNNING:
+            live.is_cancel_owed = True
+            return [self._abort(live, "cancelled")]
+        self._end(request, "cancelled")
+        return [Send(self._coordinator, Cancelled(request)), *self._start()]
+
+    # --- the engine ---------------------------------------------------------------------------------------
+
+    def on_events(self, events: Iterable[Event], now: float) -> list[StageEffect]:
+        """Take what the engine says of its requests."""
+        effects: list[StageEffect] = []
+        for event in events:
+            live = self._live.get(event.request)
+            if live is None or live.state is not State.RUNNING:
+                continue
+            match event:
+                case Output(port=port, payload=payload):
+                    effects += self._on_output(live, port, payload, now)
+                case Finished(finish=finish):
+                    effects += self._on_finished(live, finish, now)
+                case Starved(request=request):
+                    self._scheduler.starve(request)
+                case Failure(request=request, error=error):
+                    live.move("engine finished")
+                    effects += self._fail(request, error, now)
+        return effects
+
+    def on_stepped(self, now: float) -> list[StageEffect]:
+        """The step that was asked for is over."""
+        self._is_stepping = False
+        self._num_steps += 1
+        return self._start()
+
+    def on_aborted(self, request: RequestId, now: float) -> list[StageEffect]:
+        """The engine holds nothing of the request any more."""
+        live = self._live.get(request)
+        if live is None or live.state is not State.ABORTING:
+            return []
+        live.move("engine let go")
+        self._end(request, live.outcome)
+        owed: list[StageEffect] = [Send(self._coordinator, Cancelled(request, 1))] if live.is_cancel_owed else []
+        return owed + self._start()
+
+    def on_taken(self, request: RequestId, port: str, payload: Payload) -> list[StageEffect]:
+        """A streaming engine took an input payload: its sender gets the credit back."""
+        live = self._live.get(request)
+        if live is None or live.state is not State.RUNNING:
+            return []
+        edge = next(edge for edge in live.in_edges.values() if edge is not None and edge.port == port)
+        return self._consumed(live, edge, payload)
+
+    def _on_output(self, live: _Live, port: str, payload: Payload, now: float) -> list[StageEffect]:
+        if live.first_output_at is None:
+            live.first_output_at = now
+        effects: list[StageEffect] = []
+        for edge in live.out_ports.get(port, ()):
+            live.bytes_out += size_of(payload)
+            effects += self._sent(live, edge, edge.push(payload))
+        return effects + self._after_output(live, now)
+
+    def _on_finished(self, live: _Live, finish: Finish, now: float) -> list[StageEffect]:
+        live.move("engine finished")
+        live.finish = finish
+        self._scheduler.remove(live.route.request)
+        effects: list[StageEffect] = []
+        for edge in live.out_edges.values():
+            effects += self._sent(live, edge, edge.finish(finish))
+        for edge in live.in_edges.values():
+            credit = None if edge is None else edge.discard()
+            if edge is not None and credit is not None:
+                effects.append(Send(live.route.source(edge.edge), credit))
+        return effects + self._after_output(live, now) + self._start()
+
+    def _after_output(self, live: _Live, now: float) -> list[StageEffect]:
+        """Suspend, resume or complete a request, by whether its outputs could be sent."""
+        request = live.route.request
+        if live.state is State.FLUSHING:
+            if not live.is_input_complete or any(not edge.is_closed for edge in live.out_edges.values()):
+                return []
+            live.move("edges closed")
+            stats = self._request_stats(live, now)
+            self._end(request, "done")
+            fields = {"request": request, "stage": self.stage, **asdict(stats)}
+            return [Send(self._coordinator, Done(request, stats)), Report("request done", fields)]
+        if live.state is not State.RUNNING or live.is_blocked == live.is_suspended:
+            return []
+        live.is_suspended = live.is_blocked
+        if live.is_suspended:
+            self._scheduler.suspend(request)
+        else:
+            self._scheduler.resume(request)
+        if self._shape is Shape.STREAMING:
+            return [Suspend(request) if live.is_suspended else Resume(request)]
+        return self._start()
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _enqueue(self, live: _Live) -> None:
+        wanted = live.engine_request
+        assert wanted is not None
+        self._scheduler.add(wanted.id, wanted.priority, wanted.deadline)
+
+    def engine_request(self, request: RequestId) -> EngineRequest:
+        """The request as the engine sees it; only for one that an effect just named."""
+        wanted = self._live[request].engine_request
+        assert wanted is not None
+        return wanted
+
+    def _start(self) -> list[StageEffect]:
+        """Give free slots to waiting requests, then step if there is something to step."""
+        effects: list[StageEffect] = []
+        for request in self._scheduler.start():
+            live = self._live[request]
+            live.move("slot free")
+            if self._shape is Shape.STREAMING:
+                effects.append(Start(request))
+            else:
+                effects.append(Add(request, live.inputs if self._shape is Shape.STEP else {}))
+            held, live.inputs, live.input_bytes = live.inputs, {}, 0
+            if self._shape is not Shape.STEP:
+                effects += self._feed_held(live, held)
+        if self._shape is Shape.STREAMING or self._is_stepping:
+            return effects
+        batch = self._scheduler.batch()
+        if batch:
+            self._is_stepping = True
+            effects.append(Step(batch))
+        return effects
+
+    def _feed(
+        self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool
+    ) -> list[StageEffect]:
+        """Bring input to an engine that takes it as it comes; before there is a slot, credit bounds what is held."""
+        request = live.route.request
+        if live.state is State.WAITING:
+            live.inputs.setdefault(edge.port, []).extend(payloads)
+            live.input_bytes += sum(size_of(payload) for payload in payloads)
+            return []
+        if live.state is not State.RUNNING:
+            return []
+        effects: list[StageEffect] = [Feed(request, edge.port, payloads, is_last)]
+        if self._shape is Shape.STREAMING:
+            return effects
+        self._scheduler.wake(request)
+        for payload in payloads:
+            effects += self._consumed(live, edge, payload)
+        return effects + self._start()
+
+    def _feed_held(self, live: _Live, held: dict[str, list[Payload]]) -> list[StageEffect]:
+        effects: list[StageEffect] = []
+        for edge in live.in_edges.values():
+            if edge is None or (edge.port not in held and not edge.is_closed):
+                continue
+            payloads = tuple(held.get(edge.port, ()))
+            effects.append(Feed(live.route.request, edge.port, payloads, edge.is_closed))
+            if self._shape is Shape.STEP_FED:
+                for payload in payloads:
+                    effects += self._consumed(live, edge, payload)
+        return effects
+
+    def _in_edge(self, sender: Sender, request: RequestId, edge: EdgeId) -> tuple[_Live, InEdge] | None:
+        """Find the open edge of a data frame.
+
+        None for a frame of a request that is not live (its cancel overtook it) or from somebody who is not the
+        edge's source (a former incarnation).
+        """
+        live = self._live.get(request)
+        if live is None:
+            return None
+        found = live.in_edges.get(edge)
+        if found is None or live.route.source(edge).sender != sender:
+            self.num_stale_frames += 1
+            return None
+        return live, found
+
+    def _consumed(self, live: _Live, edge: InEdge, payload: Payload) -> list[StageEffect]:
+        credit = edge.consume(payload)
+        return [] if credit is None else [Send(live.route.source(edge.edge), credit)]
+
+    def _sent(self, live: _Live, edge: OutEdge, frames: list[DataFrame]) -> list[StageEffect]:
+        target = live.route.target(edge.edge)
+        return [Send(target, frame) for frame in frames]
+
+    def _fail(self, request: RequestId, error: OmniBusError, now: float) -> list[StageEffect]:
+        """End a request with an error; what the engine still holds of it is aborted first."""
+        live = self._live.get(request)
+        if live is None:
+            return []
+        if live.state is State.ABORTING:
+            return []
+        error.stage = error.stage or self.stage
+        effects: list[StageEffect] = [
+            Send(self._coordinator, Failed(request, error.to_info())),
+            Report("request failed", {"request": request, "stage": self.stage, "code": error.code}),
+        ]
+        if live.state is State.RUNNING:
+            return [*effects, self._abort(live, "failed")]
+        self._end(request, "failed")
+        return effects + self._start()
+
+    def _abort(self, live: _Live, outcome: str) -> Abort:
+        """Take a request out of steps and have the engine drop it; its slot stays taken until it did."""
+        live.move(outcome)
+        live.outcome = outcome
+        self._scheduler.starve(live.route.request)
+        return Abort(live.route.request)
+
+    def _end(self, request: RequestId, outcome: str) -> None:
+        """The one place where a request leaves this stage."""
+        del self._live[request]
+        self._scheduler.remove(request)
+        self._tombstones.bury(request)
+        self._ended[outcome] += 1
+
+    def _request_stats(self, live: _Live, now: float) -> RequestStats:
+        first = live.first_output_at
+        return RequestStats(
+            first_output_s=0.0 if first is None else first - live.opened_at,
+            total_s=now - live.opened_at,
+            chunks_in=sum(edge.num_received for edge in live.in_edges.values() if edge is not None),
+            chunks_out=sum(edge.num_sent for edge in live.out_edges.values()),
+            bytes_out=live.bytes_out,
+            usage=live.finish.usage,
+        )
+
+
+def stage_failed(error: Exception, stage: str) -> OmniBusError:
+    """Return an engine's own exception as the error that its request ends with."""
+    if isinstance(error, OmniBusError):
+        return error
+    return StageFailed(f"stage '{stage}' failed: {type(error).__name__}: {error}", stage=stage)

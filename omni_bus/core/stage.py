@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.payloads import Payload
 
 
-class Shape(Enum):
+class EngineShape(Enum):
     """How the engine is driven: the shapes of `omni_bus.engine`, told apart by when they take input."""
 
     STREAMING = "streaming"
@@ -124,7 +124,7 @@ class StageCore:
         self,
         stage: str,
         coordinator: Peer,
-        shape: Shape,
+        shape: EngineShape,
         *,
         parse_params: Callable[[dict[str, Any]], Any],
         width: int,
@@ -138,7 +138,7 @@ class StageCore:
         self._max_input_bytes = max_input_bytes
         self._live: dict[RequestId, _Live] = {}
         self._tombstones = Tombstones()
-        self._scheduler = Scheduler(width, width if shape is Shape.STREAMING else max_resident)
+        self._scheduler = Scheduler(width, width if shape is EngineShape.STREAMING else max_resident)
         self._is_stepping = False
         self._num_steps = 0
         self._ended = {"done": 0, "failed": 0, "cancelled": 0}
@@ -203,7 +203,7 @@ class StageCore:
         return effects
 
     def _begin(self, route: Route, params: dict[str, dict[str, Any]], now: float) -> tuple[_Live, list[StageEffect]]:
-        state = State.GATHERING if self._shape is Shape.STEP else State.WAITING
+        state = State.GATHERING if self._shape is EngineShape.STEP else State.WAITING
         live = _Live(route, self.stage, now, state=state)
         self._live[route.request] = live
         for edge in route.outgoing(self.stage):
@@ -230,7 +230,7 @@ class StageCore:
         edge.accept(frame)
         if live.state is State.FLUSHING:
             return self._consumed(live, edge, frame.payload)
-        if self._shape is not Shape.STEP:
+        if self._shape is not EngineShape.STEP:
             return self._feed(live, edge, (frame.payload,), is_last=False)
         live.input_bytes += size_of(frame.payload)
         if live.input_bytes > self._max_input_bytes:
@@ -250,7 +250,7 @@ class StageCore:
         edge.close(frame)
         if live.state is State.FLUSHING:
             return self._after_output(live, now)
-        if self._shape is not Shape.STEP:
+        if self._shape is not EngineShape.STEP:
             return self._feed(live, edge, (), is_last=True)
         if not live.is_input_complete:
             return []
@@ -367,7 +367,7 @@ class StageCore:
             self._scheduler.suspend(request)
         else:
             self._scheduler.resume(request)
-        if self._shape is Shape.STREAMING:
+        if self._shape is EngineShape.STREAMING:
             return [Suspend(request) if live.is_suspended else Resume(request)]
         return self._start()
 
@@ -390,14 +390,14 @@ class StageCore:
         for request in self._scheduler.start():
             live = self._live[request]
             live.move("slot free")
-            if self._shape is Shape.STREAMING:
+            if self._shape is EngineShape.STREAMING:
                 effects.append(Start(request))
             else:
-                effects.append(Add(request, live.inputs if self._shape is Shape.STEP else {}))
+                effects.append(Add(request, live.inputs if self._shape is EngineShape.STEP else {}))
             held, live.inputs, live.input_bytes = live.inputs, {}, 0
-            if self._shape is not Shape.STEP:
+            if self._shape is not EngineShape.STEP:
                 effects += self._feed_held(live, held)
-        if self._shape is Shape.STREAMING or self._is_stepping:
+        if self._shape is EngineShape.STREAMING or self._is_stepping:
             return effects
         batch = self._scheduler.batch()
         if batch:
@@ -417,7 +417,7 @@ class StageCore:
         if live.state is not State.RUNNING:
             return []
         effects: list[StageEffect] = [Feed(request, edge.port, payloads, is_last)]
-        if self._shape is Shape.STREAMING:
+        if self._shape is EngineShape.STREAMING:
             return effects
         self._scheduler.wake(request)
         for payload in payloads:
@@ -431,7 +431,7 @@ class StageCore:
                 continue
             payloads = tuple(held.get(edge.port, ()))
             effects.append(Feed(live.route.request, edge.port, payloads, edge.is_closed))
-            if self._shape is Shape.STEP_FED:
+            if self._shape is EngineShape.STEP_FED:
                 for payload in payloads:
                     effects += self._consumed(live, edge, payload)
         return effects

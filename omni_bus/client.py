@@ -1,0 +1,357 @@
+"""The bus as a gateway, a script or a test uses it: submit a request, send its input, iterate over its output, cancel.
+
+::
+
+    async with await BusClient.connect("cli.1", listen, coordinator_endpoint) as client:
+        async with await client.submit("voice_chat", ["text"], {"llm": {"max_tokens": 20}}) as request:
+            await request.send("messages", Json({"messages": [...]}))
+            request.finish("messages")
+            async for item in request:
+                ...
+
+Leaving the ``async with`` block of a request before its end cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import msgspec
+
+from omni_bus.core.client import ClientCore
+from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
+from omni_bus.core.member import Member, coordinator_peer
+from omni_bus.errors import OmniBusError, RequestCancelled, Unavailable
+from omni_bus.ids import new_request_id
+from omni_bus.runtime.driver import Driver
+from omni_bus.wire.frames import Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
+from omni_bus.wire.payloads import Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from omni_bus.core.effects import TimerKey
+    from omni_bus.ids import RequestId, Sender
+    from omni_bus.wire.frames import AnyFrame, Role
+
+logger = logging.getLogger(__name__)
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A payload from an output port."""
+
+    port: str
+    payload: Payload
+
+
+class End(msgspec.Struct, frozen=True):
+    """An output port is complete."""
+
+    port: str
+    finish: Finish
+
+
+RequestEvent: TypeAlias = Item | End
+
+
+class Request:
+    """One admitted request. Iterate over it once; asking for the next item gives the last one's credit back."""
+
+    def __init__(self, client: BusClient, request: RequestId) -> None:
+        self.id = request
+        self._client = client
+        self._admitted: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
+        self._events: deque[RequestEvent] = deque()
+        self._has_event = asyncio.Event()
+        self._writable: dict[str, asyncio.Event] = {}
+        self._unconsumed: Item | None = None
+        self._error: OmniBusError | None = None
+        self._is_over = False
+
+    @property
+    def route(self) -> Route:
+        """Where the request runs."""
+        return self._admitted.result()
+
+    @property
+    def is_over(self) -> bool:
+        """It ended, well or not; buffered events may still be read."""
+        return self._is_over
+
+    async def send(self, port: str, payload: Payload) -> None:
+        """Send input; waits while the port is out of credit.
+
+        Raises:
+            UnknownName: the request has no such input.
+            OmniBusError: the request ended with that error.
+        """
+        self._client.perform(self._client.core.send(self.id, port, payload))
+        while self._client.core.is_blocked(self.id, port):
+            event = self._writable.setdefault(port, asyncio.Event())
+            event.clear()
+            await event.wait()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self, port: str) -> None:
+        """End an input port."""
+        self._client.perform(self._client.core.finish(self.id, port))
+
+    def cancel(self, reason: str = "") -> None:
+        """End the request now; harmless after its end."""
+        self._end(RequestCancelled(reason or "cancelled"))
+        self._client.perform(self._client.core.cancel(self.id, reason))
+        self._client.requests.pop(self.id, None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        if self._unconsumed is not None:
+            item, self._unconsumed = self._unconsumed, None
+            self._client.perform(self._client.core.consume(self.id, item.port, item.payload))
+        while not self._events:
+            if self._is_over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._has_event.clear()
+            await self._has_event.wait()
+        event = self._events.popleft()
+        if isinstance(event, Item):
+            self._unconsumed = event
+        return event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_over:
+            self.cancel("the client left")
+
+    async def admitted(self) -> Route:
+        """Wait for the coordinator's answer; giving up the wait cancels the request.
+
+        Raises:
+            Refused: no capacity, or a stage is missing.
+            BadInput: the pipeline or an output is unknown.
+            DeadlineExceeded: the time limit passed while it waited.
+        """
+        try:
+            return await self._admitted
+        except asyncio.CancelledError:
+            self.cancel("the client left before the request was admitted")
+            raise
+
+    # --- called by the client ---------------------------------------------------------------------------------
+
+    def on_admitted(self, route: Route) -> None:
+        """The coordinator admitted it."""
+        if not self._admitted.done():
+            self._admitted.set_result(route)
+
+    def on_event(self, event: RequestEvent) -> None:
+        """An output came."""
+        self._events.append(event)
+        self._has_event.set()
+
+    def on_writable(self, port: str) -> None:
+        """An input port has credit again."""
+        if port in self._writable:
+            self._writable[port].set()
+
+    def on_ended(self, error: OmniBusError | None) -> None:
+        """It is over."""
+        self._end(error)
+
+    def _end(self, error: OmniBusError | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._error = error
+        self._has_event.set()
+        for event in self._writable.values():
+            event.set()
+        if not self._admitted.done():
+            if isinstance(error, RequestCancelled) or error is None:
+                self._admitted.cancel()
+            else:
+                self._admitted.set_exception(error)
+
+
+class BusClient:
+    """An actor that submits requests."""
+
+    def __init__(self, name: str, listen: str, coordinator_endpoint: str, role: Role = "client") -> None:
+        self.requests: dict[RequestId, Request] = {}
+        self._driver = Driver(name, listen, on_frame=self._on_frame, on_timer=self._on_timer)
+        coordinator = coordinator_peer(coordinator_endpoint)
+        self.core = ClientCore(coordinator)
+        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+        self._welcomed = asyncio.Event()
+
+    @classmethod
+    async def connect(
+        cls,
+        name: str,
+        listen: str,
+        coordinator_endpoint: str,
+        *,
+        role: Role = "client",
+        timeout_s: float | None = None,
+    ) -> Self:
+        """Join the deployment.
+
+        Args:
+            name: the actor's name, unique in the deployment.
+            listen: address of the inbox.
+            coordinator_endpoint: where the coordinator listens; it may start later.
+            role: ``gateway`` for what outlives requests, ``client`` for a visitor.
+            timeout_s: wait for the coordinator's welcome so long; None does not wait.
+
+        Raises:
+            Unavailable: no welcome within `timeout_s`.
+        """
+        client = cls(name, listen, coordinator_endpoint, role)
+        client.perform(client._member.start(client._driver.now))
+        if timeout_s is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await client._welcomed.wait()
+            except TimeoutError:
+                await client.close()
+                raise Unavailable(f"no coordinator answers at {coordinator_endpoint} (waited {timeout_s:g} s)") from None
+        return client
+
+    async def submit(
+        self,
+        pipeline: str,
+        outputs: Sequence[str] = (),
+        params: dict[str, dict[str, Any]] | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        key: str = "",
+        trace: str = "",
+    ) -> Request:
+        """Run a request; returns when it is admitted.
+
+        Args:
+            pipeline: the pipeline's name.
+            outputs: wanted output ports; all when empty.
+            params: parameters by stage name.
+            priority: higher goes first.
+            timeout_s: the request's time limit from now.
+            key: who asks, for fairness; never a secret.
+            trace: W3C trace context.
+
+        Raises:
+            Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
+        """
+        request = Request(self, new_request_id())
+        self.requests[request.id] = request
+        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
+        self.perform(self.core.submit(submit, params or {}))
+        await request.admitted()
+        return request
+
+    async def admin(self, op: str, **args: Any) -> Any:
+        """Ask the coordinator for an operation and wait for its answer; bound it with a timeout.
+
+        Raises:
+            UnknownName: no such operation.
+        """
+        self._num_calls += 1
+        call = self._num_calls
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        try:
+            self.perform(self.core.admin(call, op, args))
+            return await future
+        finally:
+            del self._calls[call]
+
+    def ready(self) -> None:
+        """Tell the coordinator that this gateway serves."""
+        self.perform(self._member.ready())
+
+    @property
+    def leaving(self) -> asyncio.Future[OmniBusError]:
+        """Done when the coordinator refused this actor."""
+        return self._driver.leaving
+
+    async def close(self) -> None:
+        """Cancel what runs, say goodbye, close."""
+        for request in list(self.requests.values()):
+            request.cancel("the client closed")
+        self.perform(self._member.goodbye("closed"))
+        await self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def perform(self, effects: Sequence[Any]) -> None:
+        """Carry out effects of the core."""
+        self._driver.perform(effects, self._perform)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
+        del now
+        match frame:
+            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+                if isinstance(frame, Welcome):
+                    self._welcomed.set()
+                self.perform(self._member.on_frame(frame))
+            case _:
+                self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _on_timer(self, key: TimerKey, now: float) -> None:
+        del key
+        self.perform(self._member.on_timer(now))
+
+    def _perform(self, effect: Any) -> None:
+        match effect:
+            case Answered(call=call, result=result, error=error):
+                future = self._calls.get(call)
+                if future is None or future.done():
+                    return
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+            case Ended(request=request, error=error):
+                handle = self.requests.pop(request, None)
+                if handle is not None:
+                    handle.on_ended(error)
+            case Admitted() | Deliver() | PortEnded() | Writable():
+                handle = self.requests.get(effect.request)
+                if handle is not None:
+                    _tell(handle, effect)
+            case _:
+                raise AssertionError(f"nobody carries out {effect}")
+
+
+def _tell(handle: Request, effect: Admitted | Deliver | PortEnded | Writable) -> None:
+    match effect:
+        case Admitted(route=route):
+            handle.on_admitted(route)
+        case Deliver(port=port, payload=payload):
+            handle.on_event(Item(port, payload))
+        case PortEnded(port=port, finish=finish):
+            handle.on_event(End(port, finish))
+        case Writable(port=port):
+            handle.on_writable(port)

@@ -1,0 +1,106 @@
+"""The loop around a core: feeds it frames and due timers, and carries out the effects that every core has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.bus.link import Link
+from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from omni_bus.core.effects import TimerKey
+    from omni_bus.errors import OmniBusError
+    from omni_bus.ids import Peer, Sender
+    from omni_bus.wire.frames import AnyFrame
+
+    OnFrame = Callable[[Sender, AnyFrame, float], None]
+    OnTimer = Callable[[TimerKey, float], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Driver:
+    """Sockets and timers of one actor, on the running loop.
+
+    Args:
+        name: the actor's name.
+        listen: address of its inbox.
+        on_frame: called with sender, frame and the monotonic time.
+        on_timer: called with a timer's key and the monotonic time when it is due.
+    """
+
+    def __init__(self, name: str, listen: str, *, on_frame: OnFrame, on_timer: OnTimer) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_frame = on_frame
+        self._on_timer = on_timer
+        self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
+        self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
+        self._link = Link(name, listen, self._deliver, self._stuck)
+
+    @property
+    def me(self) -> Peer:
+        """This actor, as others reach it."""
+        return self._link.me
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds, the time of all cores of this process."""
+        return self._loop.time()
+
+    @property
+    def leaving(self) -> asyncio.Future[OmniBusError]:
+        """Done when the coordinator refused this actor."""
+        return self._leaving
+
+    def perform(self, effects: Iterable[Any], other: Callable[[Any], None] | None = None) -> None:
+        """Carry out effects in order; those that not every core has go to `other`."""
+        for effect in effects:
+            match effect:
+                case Send(peer=peer, frame=frame):
+                    self._link.send(peer, frame)
+                case SetTimer(key=key, at=at):
+                    self._drop_timer(key)
+                    self._timers[key] = self._loop.call_at(at, self._due, key)
+                case DropTimer(key=key):
+                    self._drop_timer(key)
+                case Forget(peer=peer):
+                    self._link.forget(peer)
+                case Report(event=event, fields=fields):
+                    logger.info(event, extra={"fields": fields})
+                case Leave(error=error):
+                    if not self._leaving.done():
+                        self._leaving.set_result(error)
+                case _:
+                    assert other is not None, f"nobody carries out {effect}"
+                    other(effect)
+
+    async def close(self, linger_s: float = 1.0) -> None:
+        """Drop the timers, send what is queued, close the sockets."""
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        await self._link.close(linger_s)
+
+    def _deliver(self, sender: Sender, frame: AnyFrame) -> None:
+        try:
+            self._on_frame(sender, frame, self._loop.time())
+        except Exception:  # one frame must not end the actor; its request ends by deadline or by its client
+            logger.exception("a %s from %s could not be handled", type(frame).__name__, sender.actor)
+
+    def _due(self, key: TimerKey) -> None:
+        self._timers.pop(key, None)
+        self._on_timer(key, self._loop.time())
+
+    def _drop_timer(self, key: TimerKey) -> None:
+        handle = self._timers.pop(key, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _stuck(self, peer: Peer) -> None:
+        logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})
+
+

@@ -1,0 +1,49 @@
+"""What the supervisor tells every process that it starts: the checked configuration, and where things are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from omni_bus.config.schema import DeploymentConfig
+from omni_bus.core.pipeline import Pipeline
+
+COORDINATOR = "coordinator"
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """Written once as JSON to `run_dir`; read by each process at its start."""
+
+    config: DeploymentConfig
+    pipelines: dict[str, Pipeline]
+    run_dir: str
+    """Private to the user (mode 0700): inboxes, this file, the supervisor's lock."""
+    cache_dir: str
+    """Kept between starts: converted weights."""
+    threads: dict[str, int]
+    """Threads of each replica, by stage."""
+    coordinator_endpoint: str
+    """Where the coordinator listens, in every incarnation."""
+    log_level: str = "INFO"
+
+    @property
+    def path(self) -> Path:
+        """The file that holds this."""
+        return Path(self.run_dir) / "deployment.json"
+
+    def write(self) -> None:
+        """Write it where children find it."""
+        self.path.write_bytes(msgspec.json.encode(self))
+
+    def listen(self, actor: str) -> str:
+        """Return the address that an actor's inbox binds; the pid keeps a successor apart from what was sent to the dead."""
+        if self.config.bind == "ipc":
+            return f"ipc://{self.run_dir}/{actor}-{os.getpid()}.sock"
+        return f"{self.config.bind}:0"
+
+
+def read_deployment(path: str | Path) -> Deployment:
+    """Read what the supervisor wrote."""
+    return msgspec.json.decode(Path(path).read_bytes(), type=Deployment)

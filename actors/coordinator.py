@@ -1,0 +1,104 @@
+"""The coordinator's process: its core on a socket.
+
+Run by the supervisor as ``python -m actors.coordinator DEPLOYMENT_JSON``. SIGTERM drains: nothing is admitted any more,
+running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.runtime.deployment import COORDINATOR, Deployment
+from omni_bus.runtime.driver import Driver
+from omni_bus.runtime.process import child_main
+from omni_bus.runtime.signals import Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omni_bus.core.effects import Common, TimerKey
+    from omni_bus.ids import Sender
+    from omni_bus.wire.frames import AnyFrame
+
+logger = logging.getLogger(__name__)
+
+CUT_S = 2.0
+"""Stages get so long to let go of requests that were cut."""
+
+EXIT_CUT = 3
+"""Exit code of a drain that had to end requests."""
+
+
+class CoordinatorActor:
+    """The coordinator on the running loop; listens from construction on."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._idle = asyncio.Event()
+        self._driver = Driver(
+            COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
+        )
+        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        logger.info("listening", extra={"fields": {"endpoint": self._driver.me.endpoint}})
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens."""
+        return self._driver.me.endpoint
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Admit nothing more and wait for running requests; True if all of them finished by themselves."""
+        self._perform(self._core.drain(self._driver.now))
+        if await self._is_idle_within(timeout_s):
+            return True
+        self._perform(self._core.cut(self._driver.now))
+        await self._is_idle_within(CUT_S)
+        return False
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        await self._driver.close()
+
+    async def _is_idle_within(self, timeout_s: float) -> bool:
+        if self._core.num_live == 0:
+            return True
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
+        self._perform(self._core.on_frame(sender, frame, now))
+
+    def _on_timer(self, key: TimerKey, now: float) -> None:
+        self._perform(self._core.on_timer(key, now))
+
+    def _perform(self, effects: Sequence[Common]) -> None:
+        self._driver.perform(effects)
+        if self._core.num_live == 0:
+            self._idle.set()
+
+
+async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM."""
+    del arguments
+    stop = Stop()
+    actor = CoordinatorActor(deployment)
+    await stop.requested.wait()
+    drain = asyncio.create_task(actor.drain(deployment.config.drain_timeout_s))
+    forced = asyncio.create_task(stop.forced.wait())
+    await asyncio.wait({drain, forced}, return_when=asyncio.FIRST_COMPLETED)
+    is_clean = drain.done() and drain.result()
+    for task in (drain, forced):
+        task.cancel()
+    await actor.close()
+    return 0 if is_clean else EXIT_CUT
+
+
+if __name__ == "__main__":
+    child_main(COORDINATOR, run)

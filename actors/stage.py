@@ -1,0 +1,192 @@
+"""A stage's process: one replica with its engine, on a socket.
+
+Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so that the load can
+be followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from adapters import ADAPTERS
+from omni_bus.config.schema import StageConfig
+from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Start, Step, Suspend
+from omni_bus.core.member import Member, coordinator_peer
+from omni_bus.core.stage import EngineShape, StageCore
+from omni_bus.engine import Context, Engine, EngineRequest, StepEngine, StreamingEngine
+from omni_bus.errors import BadInput, OmniBusError
+from omni_bus.registry import ADAPTER_GROUP, load_class
+from omni_bus.runtime.driver import Driver
+from omni_bus.runtime.engine_host import EngineThread, host_for
+from omni_bus.runtime.process import child_main
+from omni_bus.runtime.signals import Stop
+from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, StageStats, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omni_bus.core.effects import TimerKey
+    from omni_bus.engine import Event
+    from omni_bus.ids import RequestId, Sender
+    from omni_bus.runtime.deployment import Deployment
+    from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.payloads import Payload
+
+logger = logging.getLogger(__name__)
+
+
+class StageActor:
+    """One replica on the running loop: hello at construction, requests after `load`."""
+
+    def __init__(self, deployment: Deployment, stage: str, replica: int) -> None:
+        config = deployment.config.stages[stage]
+        name = f"{stage}.{replica}"
+        self._stage = stage
+        self._loop = asyncio.get_running_loop()
+        self._driver = Driver(name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer)
+        self._thread = EngineThread(name)
+        self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
+        coordinator = coordinator_peer(deployment.coordinator_endpoint)
+        self._core = StageCore(
+            stage,
+            coordinator,
+            shape_of(self.engine),
+            parse_params=self._parse_params,
+            width=self.engine.max_num_seqs if isinstance(self.engine, StepEngine | StreamingEngine) else 1,
+            max_resident=self.engine.max_resident if isinstance(self.engine, StepEngine) else 1,
+            max_input_bytes=config.max_input_bytes,
+        )
+        self._member = Member(
+            self._driver.me,
+            "stage",
+            coordinator,
+            stage=stage,
+            replica=replica,
+            live=lambda: self._core.live_routes,
+            stats=lambda: self._core.stats,
+        )
+        self._host = host_for(self.engine, self._thread, stage, self)
+        self._perform(self._member.start(self._driver.now))
+
+    async def load(self) -> None:
+        """Load the engine, telling how far it is; then requests may come.
+
+        Raises:
+            OmniBusError: what the engine says to the person who starts the deployment.
+        """
+        await self._thread.run(lambda: self.engine.load(self._report))
+        self._perform(self._member.ready())
+        logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
+
+    @property
+    def stats(self) -> StageStats:
+        """Counts of this replica."""
+        return self._core.stats
+
+    @property
+    def leaving(self) -> asyncio.Future[OmniBusError]:
+        """Done when the coordinator refused this actor."""
+        return self._driver.leaving
+
+    async def close(self) -> None:
+        """Say goodbye, end what runs, close the engine and the sockets."""
+        self._perform(self._member.goodbye("stopped"))
+        await self._host.close()
+        await self._thread.run(self.engine.close)
+        self._thread.stop()
+        await self._driver.close()
+
+    # --- the engine's host listens here -----------------------------------------------------------------------
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """The engine said something."""
+        self._perform(self._core.on_events(events, self._driver.now))
+
+    def on_stepped(self) -> None:
+        """The next step may begin."""
+        self._perform(self._core.on_stepped(self._driver.now))
+
+    def on_aborted(self, request: RequestId) -> None:
+        """The engine let go."""
+        self._perform(self._core.on_aborted(request, self._driver.now))
+
+    def on_taken(self, request: RequestId, port: str, payload: Payload) -> None:
+        """The engine took an input."""
+        self._perform(self._core.on_taken(request, port, payload))
+
+    def request(self, request: RequestId) -> EngineRequest:
+        """The request as the engine sees it."""
+        return self._core.engine_request(request)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
+        match frame:
+            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+                self._perform(self._member.on_frame(frame))
+            case _:
+                self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _on_timer(self, key: TimerKey, now: float) -> None:
+        del key
+        self._perform(self._member.on_timer(now))
+
+    def _perform(self, effects: Sequence[StageEffect]) -> None:
+        self._driver.perform(effects, self._perform_engine)
+
+    def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort) -> None:
+        self._host.perform(effect)
+
+    def _report(self, phase: str, fraction: float) -> None:
+        """Called on the engine's thread while it loads."""
+        self._loop.call_soon_threadsafe(self._progress, phase, fraction)
+
+    def _progress(self, phase: str, fraction: float) -> None:
+        logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
+        self._perform(self._member.progress(phase, fraction))
+
+    def _parse_params(self, raw: dict[str, Any]) -> Any:
+        try:
+            return msgspec.convert(raw, type(self.engine).Params)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `$.")
+            raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
+
+
+def make_engine(config: StageConfig, context: Context) -> Engine:
+    """Return the engine that a stage's configuration names, not yet loaded."""
+    kind: type[Engine] = load_class("adapter", config.adapter, ADAPTERS, ADAPTER_GROUP)
+    return kind(msgspec.convert(config.options, kind.Options), context)
+
+
+def shape_of(engine: Engine) -> EngineShape:
+    """Return how an engine is driven."""
+    if isinstance(engine, StreamingEngine):
+        return EngineShape.STREAMING
+    assert isinstance(engine, StepEngine)
+    return EngineShape.STEP_FED if engine.is_input_streamed else EngineShape.STEP
+
+
+async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
+    """Load and serve until SIGTERM, or until the coordinator refuses this actor."""
+    stop = Stop()
+    actor = StageActor(deployment, arguments[0], int(arguments[1]))
+    stopping = asyncio.create_task(stop.requested.wait())
+    loading = asyncio.create_task(actor.load())
+    await asyncio.wait({stopping, loading, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        loading.result()
+        await asyncio.wait({stopping, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if actor.leaving.done():
+        raise actor.leaving.result()
+    if loading.done():
+        await actor.close()
+    return 0
+
+
+if __name__ == "__main__":
+    child_main("stage", run)

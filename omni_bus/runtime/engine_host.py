@@ -1,0 +1,330 @@
+"""Engines at work: one host per shape, between a stage's core on the loop and the engine's own thread or generators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from contextlib import aclosing
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import msgspec
+
+from omni_bus.core.effects import Abort, Add, Feed, Resume, Start, Step, Suspend
+from omni_bus.core.stage import stage_failed
+from omni_bus.engine import (
+    EngineRequest,
+    Failure,
+    Finished,
+    Inputs,
+    Output,
+    SessionEngine,
+    StepEngine,
+    StreamingEngine,
+)
+from omni_bus.errors import OmniBusError
+from omni_bus.wire.frames import Finish
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from omni_bus.engine import Engine, Event
+    from omni_bus.ids import RequestId
+    from omni_bus.wire.payloads import Payload
+
+logger = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who hears what the engine did; called on the loop."""
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Outputs, ends and failures."""
+        ...
+
+    def on_stepped(self) -> None:
+        """The step is over, and the next may begin."""
+        ...
+
+    def on_aborted(self, request: RequestId) -> None:
+        """Nothing of the request is left."""
+        ...
+
+    def on_taken(self, request: RequestId, port: str, payload: Payload) -> None:
+        """The engine took an input."""
+        ...
+
+    def request(self, request: RequestId) -> EngineRequest:
+        """The request as the engine sees it."""
+        ...
+
+
+class EngineThread:
+    """One thread that runs calls in order. Daemonic: an engine that hangs must not keep its process."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run `call` after the ones before it; it handles its own errors."""
+        self._calls.put(call)
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Run `call` after the ones before it, and return or raise what it did."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def attempt() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # handed to the waiter, whatever it is
+                self._loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                self._loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self.post(attempt)
+        return await future
+
+    def stop(self) -> None:
+        """End the thread after the calls before."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+EngineEffect: TypeAlias = Start | Add | Feed | Suspend | Resume | Step | Abort
+
+
+class StepHost:
+    """Runs a step or session engine: every call on the engine's thread, in the order of the effects."""
+
+    def __init__(self, engine: StepEngine, thread: EngineThread, stage: str, listener: Listener) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._stage = stage
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._period_s = engine.frame_period_s if isinstance(engine, SessionEngine) else 0.0
+        self._next_step_at = 0.0
+        self._held: set[RequestId] = set()
+        """Requests that the engine has; touched on its thread only."""
+
+    def perform(self, effect: EngineEffect) -> None:
+        """Carry out an effect of the core."""
+        match effect:
+            case Add(request=request, inputs=inputs):
+                wanted = self._listener.request(request)
+                self._thread.post(lambda: self._add(wanted, inputs))
+            case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
+                self._thread.post(lambda: self._feed(request, port, payloads, is_last=is_last))
+            case Step(requests=requests):
+                self._thread.post(lambda: self._step(requests))
+            case Abort(request=request):
+                self._thread.post(lambda: self._abort(request))
+            case _:
+                raise AssertionError(f"a step engine has no {effect}")
+
+    async def close(self) -> None:
+        """Nothing is left to do: the thread ends with its calls."""
+
+    # --- on the engine's thread -------------------------------------------------------------------------------
+
+    def _add(self, wanted: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
+        try:
+            self._engine.add(wanted, inputs)
+        except Exception as error:  # a request that can't be added ends alone
+            self._tell([Failure(wanted.id, self._as_error(error))])
+        else:
+            self._held.add(wanted.id)
+
+    def _feed(self, request: RequestId, port: str, payloads: tuple[Payload, ...], *, is_last: bool) -> None:
+        if request not in self._held:
+            return
+        try:
+            self._engine.feed(request, port, payloads, is_last=is_last)
+        except Exception as error:  # input that the engine refuses ends its request alone
+            self._drop(request)
+            self._tell([Failure(request, self._as_error(error))])
+
+    def _step(self, requests: tuple[RequestId, ...]) -> None:
+        held = [request for request in requests if request in self._held]
+        events: Sequence[Event] = ()
+        if held:
+            try:
+                events = self._engine.step(held)
+            except Exception as error:  # a step that raises ends the requests in it; others keep their state
+                logger.exception("stage %s: a step of %d requests failed", self._stage, len(held))
+                for request in held:
+                    self._drop(request)
+                events = [Failure(request, self._as_error(error)) for request in held]
+        for event in events:
+            if isinstance(event, Finished | Failure):
+                self._held.discard(event.request)
+        self._loop.call_soon_threadsafe(self._stepped, events)
+
+    def _abort(self, request: RequestId) -> None:
+        self._drop(request)
+        self._loop.call_soon_threadsafe(self._listener.on_aborted, request)
+
+    def _drop(self, request: RequestId) -> None:
+        self._held.discard(request)
+        try:
+            self._engine.abort(request)
+        except Exception:  # the slot's state is unknown, the requests in the others are not
+            logger.exception("stage %s: an abort failed", self._stage)
+
+    def _as_error(self, error: Exception) -> OmniBusError:
+        return stage_failed(error, self._stage)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        self._loop.call_soon_threadsafe(self._listener.on_events, events)
+
+    # --- on the loop ------------------------------------------------------------------------------------------
+
+    def _stepped(self, events: Sequence[Event]) -> None:
+        if events:
+            self._listener.on_events(events)
+        if not self._period_s:
+            self._listener.on_stepped()
+            return
+        # Counted from the last due time, so that the period holds on average however long a step takes.
+        self._next_step_at = max(self._next_step_at + self._period_s, self._loop.time())
+        self._loop.call_at(self._next_step_at, self._listener.on_stepped)
+
+
+class _PortInput(msgspec.Struct):
+    payloads: deque[Payload]
+    is_ended: bool = False
+
+
+class _StreamInputs(Inputs):
+    """What `Feed` brought and the generator has not taken."""
+
+    def __init__(self, request: RequestId, listener: Listener) -> None:
+        self._request = request
+        self._listener = listener
+        self._ports: dict[str, _PortInput] = {}
+        self._changed = asyncio.Event()
+
+    def feed(self, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
+        """Take what came."""
+        held = self._port(port)
+        held.payloads.extend(payloads)
+        held.is_ended = held.is_ended or is_last
+        self._changed.set()
+
+    async def port(self, name: str) -> AsyncIterator[Payload]:
+        """Iterate as input comes."""
+        held = self._port(name)
+        while True:
+            while held.payloads:
+                payload = held.payloads.popleft()
+                self._listener.on_taken(self._request, name, payload)
+                yield payload
+            if held.is_ended:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _port(self, name: str) -> _PortInput:
+        return self._ports.setdefault(name, _PortInput(deque()))
+
+
+class _Run(msgspec.Struct):
+    inputs: _StreamInputs
+    may_advance: asyncio.Event
+    task: asyncio.Task[None]
+
+
+class StreamingHost:
+    """Runs a streaming engine: one task per request on the loop, advanced only while the request may."""
+
+    def __init__(self, engine: StreamingEngine, stage: str, listener: Listener) -> None:
+        self._engine = engine
+        self._stage = stage
+        self._listener = listener
+        self._runs: dict[RequestId, _Run] = {}
+
+    def perform(self, effect: EngineEffect) -> None:
+        """Carry out an effect of the core."""
+        match effect:
+            case Start(request=request):
+                self._start(request)
+            case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
+                if request in self._runs:
+                    self._runs[request].inputs.feed(port, payloads, is_last=is_last)
+            case Suspend(request=request):
+                if request in self._runs:
+                    self._runs[request].may_advance.clear()
+            case Resume(request=request):
+                if request in self._runs:
+                    self._runs[request].may_advance.set()
+            case Abort(request=request):
+                self._abort(request)
+            case _:
+                raise AssertionError(f"a streaming engine has no {effect}")
+
+    async def close(self) -> None:
+        """Cancel every generator and wait for it."""
+        tasks = [run.task for run in self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, request: RequestId) -> None:
+        may_advance = asyncio.Event()
+        may_advance.set()
+        inputs = _StreamInputs(request, self._listener)
+        task = asyncio.create_task(self._run(request, inputs, may_advance), name=f"{self._stage} {request}")
+        self._runs[request] = _Run(inputs, may_advance, task)
+        task.add_done_callback(lambda _: self._runs.pop(request, None))
+
+    def _abort(self, request: RequestId) -> None:
+        run = self._runs.get(request)
+        if run is None:
+            self._listener.on_aborted(request)
+            return
+        run.task.add_done_callback(lambda _: self._listener.on_aborted(request))
+        run.task.cancel()
+
+    async def _run(self, request: RequestId, inputs: _StreamInputs, may_advance: asyncio.Event) -> None:
+        end: Event
+        try:
+            finish = Finish()
+            async with aclosing(self._engine.run(self._listener.request(request), inputs)) as outputs:  # pyright: ignore[reportArgumentType] (run is an async generator)
+                async for output in outputs:
+                    if isinstance(output, Finish):
+                        finish = output
+                        continue
+                    port, payload = output
+                    self._listener.on_events([Output(request, port, payload)])
+                    await may_advance.wait()
+            end = Finished(request, finish)
+        except Exception as error:  # whatever an engine raises ends its request alone
+            if not isinstance(error, OmniBusError):
+                logger.exception("stage %s: a request failed", self._stage)
+            end = Failure(request, stage_failed(error, self._stage))
+        self._listener.on_events([end])
+
+
+def host_for(engine: Engine, thread: EngineThread, stage: str, listener: Listener) -> StepHost | StreamingHost:
+    """Return the host of an engine's shape."""
+    if isinstance(engine, StreamingEngine):
+        return StreamingHost(engine, stage, listener)
+    assert isinstance(engine, StepEngine)
+    return StepHost(engine, thread, stage, listener)

@@ -1,0 +1,146 @@
+"""Processes: what each child does first, and how a supervisor starts one and learns of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import uvloop
+
+from omni_bus.errors import OmniBusError
+from omni_bus.observe.log import log_to_stderr
+from omni_bus.runtime.deployment import Deployment, read_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that this process gets when its parent dies."""
+
+EXIT_START_FAILED = 2
+"""Exit code of a child whose last log line says why it can't serve."""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however stuck an engine is by then."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent == 1 or os.getppid() != parent:
+        os._exit(1)
+
+
+def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[None, None, int]]) -> NoReturn:
+    """Be a child of a supervisor: ``DEPLOYMENT_JSON [ARGUMENTS…]`` on the command line, JSON lines on standard error.
+
+    Ends with ``os._exit``: threads of an engine that hangs must not keep the process.
+    """
+    die_with_parent()
+    deployment = read_deployment(sys.argv[1])
+    arguments = sys.argv[2:]
+    log_to_stderr(".".join((name, *arguments)) if name != "stage" else ".".join(arguments), deployment.log_level)
+    try:
+        code = uvloop.run(run(deployment, arguments))
+    except OmniBusError as error:
+        logger.error("start failed", extra={"fields": {"error": error.message, "code": error.code}})  # noqa: TRY400 (a message for a person, not a traceback)
+        code = EXIT_START_FAILED
+    except Exception as error:  # the last chance to say why before the process is gone
+        logger.exception("start failed", extra={"fields": {"error": f"{type(error).__name__}: {error}"}})
+        code = EXIT_START_FAILED
+    logging.shutdown()
+    os._exit(code)
+
+
+class Child:
+    """A running child: its end is seen through a pidfd, its standard error line by line.
+
+    Args:
+        arguments: after the interpreter, ``-m MODULE …``.
+        environment: of the child, whole.
+        on_line: called on the loop with each line of standard error.
+        on_exit: called on the loop, once, with the exit code (negative for a signal), after the last line.
+        pass_fds: descriptors that the child inherits.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        *,
+        on_line: Callable[[bytes], None],
+        on_exit: Callable[[int], None],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._rest = b""
+        self.exit_code: int | None = None
+        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and modules)
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=tuple(pass_fds),
+        )
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        os.set_blocking(self._stderr, False)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._stderr, self._read)
+        self._loop.add_reader(self._pidfd, self._exited)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; harmless after its end."""
+        if self.exit_code is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._stderr, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._stderr)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self.exit_code = self._process.wait()
+        self._drain_stderr()
+        self._loop.remove_reader(self._stderr)
+        os.close(self._pidfd)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._on_exit(self.exit_code)
+
+    def _drain_stderr(self) -> None:
+        """Read what is left; a grandchild may keep the pipe open, so only what is there."""
+        while True:
+            try:
+                data = os.read(self._stderr, 65536)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._on_line(line)
+        if self._rest:
+            self._on_line(self._rest)
+            self._rest = b""

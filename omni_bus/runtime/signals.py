@@ -1,0 +1,31 @@
+"""The wish to stop, as a value: the first SIGTERM asks to drain, a second one to leave at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+
+class Stop:
+    """What a process waits on.
+
+    Args:
+        with_interrupt: whether Ctrl-C counts too. Children of a supervisor ignore it: the terminal sends it to the whole
+            group, and their supervisor tells them in order.
+    """
+
+    def __init__(self, *, with_interrupt: bool = False) -> None:
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.request)
+        if with_interrupt:
+            loop.add_signal_handler(signal.SIGINT, self.request)
+        else:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def request(self) -> None:
+        """Ask to drain; asked again, to leave at once."""
+        if self.requested.is_set():
+            self.forced.set()
+        self.requested.set()

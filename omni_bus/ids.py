@@ -7,6 +7,7 @@ through which the actor sends, so a receiver learns the sender of each frame wit
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import msgspec
@@ -19,6 +20,9 @@ EdgeId = int
 
 MAX_ACTOR_NAME_BYTES = 200
 """ZeroMQ allows 255 bytes of routing id; 17 are the separator and the incarnation."""
+
+# Exactly what `Sender.encode` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one actor many ids.
+_ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})", re.DOTALL)
 
 
 class Sender(msgspec.Struct, frozen=True, array_like=True):
@@ -47,14 +51,13 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 def parse_sender(routing_id: bytes) -> Sender | None:
     """Read a routing id back; None for one that no actor of ours would use."""
+    found = _ROUTING_ID.fullmatch(routing_id)
+    if found is None:
+        return None
     try:
-        actor, _, incarnation = routing_id.decode().rpartition(":")
-        number = int(incarnation, 16)
-    except ValueError:
+        return Sender(found[1].decode(), int(found[2], 16))
+    except UnicodeDecodeError:
         return None
-    if not actor or len(incarnation) != 16:
-        return None
-    return Sender(actor, number)
 
 
 def new_incarnation() -> int:

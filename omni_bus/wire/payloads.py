@@ -15,14 +15,17 @@ import msgspec
 class Blob:
     """Raw bytes outside the header.
 
-    Wraps any contiguous buffer without copying it. On the receiving side it views the received message part.
+    Wraps any contiguous buffer without copying it; the buffer must not be modified once the blob was sent. On the receiving
+    side it views the received message part.
     """
 
     __slots__ = ("view",)
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
-        self.view = view if view.ndim == 1 and view.format == "B" else view.cast("B")
+        if view.ndim != 1 or view.format != "B":
+            view = view.cast("B") if view.nbytes else memoryview(b"")  # `cast` refuses a shape with a zero
+        self.view = view
 
     def __len__(self) -> int:
         return self.view.nbytes
@@ -163,9 +166,7 @@ class Media(msgspec.Struct, frozen=True, array_like=True, tag="media"):
     data: Blob
 
 
-Payload: TypeAlias = (
-    Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
-)
+Payload: TypeAlias = Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
 
 PAYLOAD_TYPES: tuple[type[Payload], ...] = (
     Text,
@@ -208,15 +209,20 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e5m2": 1,
 }
 SAMPLE_BYTES = {"s16": 2, "f32": 4}
+MAX_AUDIO_CHANNELS = 1024
+IMAGE_CHANNELS = (1, 3, 4)
 MAX_DIMENSIONS = 16
+MAX_EXTENT_BYTES = 1 << 62
+"""What the sides of a shape other than zero may come to: an empty array of a huge shape has no view otherwise."""
+MAX_NESTING = 64
+"""Lists and maps inside each other in a JSON-like value; leaves room on the stack for whoever encodes it again."""
 
 
 def _expected_bytes(payload: Payload) -> int | None:
     """Return how long the payload's blob must be; None where any length is right."""
     match payload:
         case Tensor(shape=shape) | Hidden(shape=shape) | Latents(shape=shape):
-            if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
-                raise ValueError(f"shape {shape} has a negative side or more than {MAX_DIMENSIONS} dimensions")
+            _check_extent(shape)
             return math.prod(shape) * DTYPE_BYTES[payload.dtype]
         case Image(height=height, width=width, channels=channels):
             return height * width * channels
@@ -228,21 +234,59 @@ def _expected_bytes(payload: Payload) -> int | None:
             return None
 
 
-def check(payload: Payload) -> None:
-    """Refuse a payload whose blob does not have the length that its header says.
+def _check_extent(shape: Shape) -> None:
+    if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
+        raise ValueError(f"shape {shape[:MAX_DIMENSIONS]} has a negative side or more than {MAX_DIMENSIONS} dimensions")
+    if math.prod(side for side in shape if side) > MAX_EXTENT_BYTES // 8:
+        raise ValueError(f"shape {shape} is larger than any array")
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Refuse a value that JSON could not say, but for NaN and infinities: extension types, bytes, dates, keys other than text.
 
     Raises:
-        ValueError: with the kind, the length that came and the length that was said.
+        ValueError: names the type, or the depth.
+    """
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return
+    if depth >= MAX_NESTING:
+        raise ValueError(f"a value is nested more than {MAX_NESTING} deep")
+    match value:
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"a map has a key of type {type(key).__name__}, only text is allowed")  # noqa: TRY004 (bad data)
+                check_plain(item, depth + 1)
+        case list() | tuple():
+            for item in value:
+                check_plain(item, depth + 1)
+        case _:
+            kind = type(value).__name__
+            raise ValueError(f"a {kind} where only maps, lists, text, numbers, booleans and null are allowed")
+
+
+def check(payload: Payload) -> None:
+    """Refuse a payload that is not what its header says: the blob's length, an impossible count, rate or shape.
+
+    Raises:
+        ValueError: names the kind, what came and what is allowed.
     """
     match payload:
-        case Text() | Json() | Media():
+        case Text(num_tokens=num_tokens):
+            if num_tokens < 0:
+                raise ValueError(f"text: num_tokens {num_tokens} is negative")
+        case Json(value=value):
+            check_plain(value)
+        case Media():
             return
         case Tokens(ids=blob):
             if len(blob) % 4:
                 raise ValueError(f"tokens: {len(blob)} bytes are not whole int32 ids")
         case Audio(rate_hz=rate_hz, channels=channels, format=fmt, data=blob):
-            if rate_hz < 1 or channels < 1:
-                raise ValueError(f"audio: rate_hz {rate_hz} and channels {channels} must be at least 1")
+            if rate_hz < 1 or not 1 <= channels <= MAX_AUDIO_CHANNELS:
+                raise ValueError(
+                    f"audio: rate_hz {rate_hz} must be at least 1, channels {channels} from 1 to {MAX_AUDIO_CHANNELS}"
+                )
             if len(blob) % (channels * SAMPLE_BYTES[fmt]):
                 raise ValueError(f"audio: {len(blob)} bytes are not whole {fmt} frames of {channels} channels")
         case _:
@@ -252,10 +296,35 @@ def check(payload: Payload) -> None:
 def _check_length(payload: Tensor | Image | Video | Codes | Hidden | Latents) -> None:
     sides = (
         getattr(payload, name, 0)
-        for name in ("num_frames", "height", "width", "channels", "num_codebooks", "first_frame", "first_position")
+        for name in (
+            "num_frames",
+            "height",
+            "width",
+            "channels",
+            "num_codebooks",
+            "first_frame",
+            "first_position",
+            "step",
+            "num_steps",
+        )
     )
     if any(side < 0 for side in sides):
         raise ValueError(f"{kind_of(payload)}: a count is negative")
+    match payload:
+        case Image(height=height, width=width, channels=channels):
+            if channels not in IMAGE_CHANNELS:
+                raise ValueError(f"image: {channels} channels (allowed: 1, 3, 4)")
+            _check_extent((height, width, channels))
+        case Video(time_base_num=num, time_base_den=den):
+            if num < 1 or den < 1:
+                raise ValueError(f"video: time base {num}/{den} must be positive")
+            _check_extent((payload.num_frames, payload.height, payload.width, 3))
+        case Codes(num_frames=num_frames, num_codebooks=num_codebooks, frame_rate_hz=rate):
+            if not 0 < rate < math.inf:
+                raise ValueError(f"codes: frame_rate_hz {rate} must be positive and finite")
+            _check_extent((num_frames, num_codebooks))
+        case _:
+            pass  # tensors, hidden states, latents: their shape is checked with their length
     expected = _expected_bytes(payload)
     if expected != len(payload.data):
         raise ValueError(f"{kind_of(payload)}: {len(payload.data)} bytes came where the header says {expected}")

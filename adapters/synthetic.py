@@ -271,6 +271,8 @@ class SyntheticRelay(_Streamed):
         num_pieces = 0
         with Progress(self._workload, plan) as progress:
             async for piece in inputs.port("text"):
+                if not isinstance(piece, Text):
+                    raise BadInput(f"text: {kind_of(piece)} came (allowed: text)", field="text")
                 for _ in range(plan.steps_per_piece):
                     await progress.step()
                 num_pieces += 1

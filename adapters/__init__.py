@@ -8,6 +8,6 @@ ADAPTERS: dict[str, str] = {
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
     "synthetic-image": "adapters.synthetic:SyntheticImage",
     "synthetic-video": "adapters.synthetic:SyntheticVideo",
-    "synthetic-actions": "adapters.synthetic:SyntheticActions",
+    "synthetic-actions": "adapters.synthetic_actions:SyntheticActions",
     "synthetic-relay": "adapters.synthetic:SyntheticRelay",
 }

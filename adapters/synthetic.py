@@ -1,0 +1,470 @@
+"""Synthetic text, relay, speech, image and video: engines for load and fault tests, not models.
+
+Each carries a marker from its input to its output, takes as many steps and as much time as it is told, and fails, hangs,
+crashes or grows on request (`adapters.synthetic_work`). `adapters.synthetic_marks` reads the output back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from adapters.chat import read_messages
+from adapters.sampling import SamplingParams, refuse_unhonoured
+from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, picture_pixels, ramp, text_piece
+from adapters.synthetic_work import (
+    Amount,
+    Batch,
+    Bytes,
+    CrashKind,
+    Progress,
+    Seconds,
+    Statistics,
+    StepIndex,
+    StepOptions,
+    StreamingOptions,
+    Workload,
+    WorkParams,
+    check_work,
+    plan_of,
+)
+from omni_bus.engine import Context, EngineRequest, Finished, Inputs, Output, StepEngine, StreamingEngine
+from omni_bus.errors import BadInput, InputTooLarge
+from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Video, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from omni_bus.engine import Event, Report
+    from omni_bus.ids import RequestId
+
+MAX_PROMPT_CHARACTERS = 4096
+"""What a video's prompt is cut to while it streams in."""
+
+Side = Annotated[int, msgspec.Meta(ge=MIN_SIDE, le=4096)]
+PieceBytes = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
+
+
+class _Stepped(StepEngine):
+    """What the synthetic step engines of this file share: a workload and a batch."""
+
+    Options: ClassVar[type[msgspec.Struct]] = StepOptions
+
+    def __init__(self, options: StepOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.max_num_seqs = options.max_num_seqs
+        self.max_resident = options.max_resident
+        self._workload = Workload(options, context.num_threads)
+        self._batch: Batch[Any] = Batch(self._workload)
+
+    @classmethod
+    def check(cls, options: StepOptions) -> list[str]:
+        """Return what contradicts itself in the options."""
+        return check_work(options)
+
+    def load(self, report: Report) -> None:
+        """Take the time that the options say."""
+        self._workload.load(report)
+
+    def close(self) -> None:
+        """End every hang and wait; harmless when repeated."""
+        self._workload.close()
+
+    def statistics(self) -> Statistics:
+        """Return the counters; from any thread."""
+        return self._workload.statistics()
+
+    def step(self, requests: Sequence[RequestId]) -> list[Event]:
+        """Advance each named request by one step."""
+        return self._batch.step(requests, self._advance)
+
+    def abort(self, request: RequestId) -> None:
+        """Drop a request; unknown ids are ignored."""
+        self._batch.abort(request)
+
+    def _advance(self, request: RequestId, live: Any) -> list[Event]:
+        raise NotImplementedError
+
+
+class _Streamed(StreamingEngine):
+    """What the synthetic streaming engines share: a workload."""
+
+    Options: ClassVar[type[msgspec.Struct]] = StreamingOptions
+
+    def __init__(self, options: StreamingOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.max_num_seqs = options.max_num_seqs
+        self._workload = Workload(options, context.num_threads)
+
+    @classmethod
+    def check(cls, options: StreamingOptions) -> list[str]:
+        """Return what contradicts itself in the options."""
+        return check_work(options)
+
+    def load(self, report: Report) -> None:
+        """Take the time that the options say."""
+        self._workload.load(report)
+
+    def close(self) -> None:
+        """End every hang and wait; harmless when repeated."""
+        self._workload.close()
+
+    def statistics(self) -> Statistics:
+        """Return the counters; from any thread."""
+        return self._workload.statistics()
+
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+
+class TextOptions(StepOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `SyntheticText`."""
+
+    tokens: Amount = 16
+    """Words of each answer."""
+    tokens_per_step: Amount = 1
+    """Words that one step makes; with `step_time_s` the token rate."""
+    chunk_bytes: PieceBytes = 0
+    """Bytes of each word, filled up with dots."""
+    max_prompt_tokens: Amount = 1_000_000
+    """Words that a prompt may have in all its messages."""
+
+
+class TextParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set on `SyntheticText`: its work, and the sampling parameters of chat protocols.
+
+    `max_tokens`, `min_tokens` and `ignore_eos` set the length of the answer as they do on a model. What chooses the next
+    token (temperature and its like) has nothing to choose here; stop strings and token ids are refused.
+    """
+
+    # As in WorkParams: a Struct can't have two parents with fields.
+    step_time_s: Seconds | None = None
+    busy: bool | None = None
+    fail_at_step: StepIndex | None = None
+    hang_at_step: StepIndex | None = None
+    crash_at_step: StepIndex | None = None
+    crash_with: CrashKind | None = None
+    grow_bytes_per_step: Bytes | None = None
+
+    tokens: Amount | None = None
+    tokens_per_step: Amount | None = None
+    chunk_bytes: PieceBytes | None = None
+
+
+class _TextState(msgspec.Struct):
+    plan: TextOptions
+    marker: str
+    prompt_tokens: int
+    num_tokens: int
+    finish: str
+    is_wanted: bool
+    index: int = 0
+
+
+class SyntheticText(_Stepped):
+    """Answers a prompt with ``marker:0 marker:1 …``; the marker is the prompt's, or its last user message's text."""
+
+    accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    Options = TextOptions
+    Params = TextParams
+
+    def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
+        """Take a request with one prompt.
+
+        Raises:
+            BadInput: no prompt that can be read.
+            InputTooLarge: more words than `max_prompt_tokens`.
+        """
+        params: TextParams = request.params
+        refuse_unhonoured(params, ("stop", "stop_token_ids"), "synthetic-text")
+        plan: TextOptions = plan_of(self.options, params)
+        text, prompt_tokens = read_prompt(inputs.get("prompt", []))
+        if prompt_tokens > plan.max_prompt_tokens:
+            raise InputTooLarge(
+                f"prompt: {prompt_tokens} tokens came (allowed: {plan.max_prompt_tokens})", field="prompt"
+            )
+        num_tokens, finish = _length(plan, params)
+        is_wanted = "text" in request.outputs
+        self._batch.add(request.id, _TextState(plan, marker_of(text), prompt_tokens, num_tokens, finish, is_wanted))
+
+    def _advance(self, request: RequestId, live: _TextState) -> list[Event]:
+        first = live.index * live.plan.tokens_per_step
+        end = min(first + live.plan.tokens_per_step, live.num_tokens)
+        events: list[Event] = []
+        if live.is_wanted:
+            text = "".join([text_piece(live.marker, i, live.plan.chunk_bytes) for i in range(first, end)])
+            events.append(Output(request, "text", Text(text, end - first)))
+        if end == live.num_tokens:
+            usage = Usage(prompt_tokens=live.prompt_tokens, completion_tokens=end)
+            events.append(Finished(request, Finish(live.finish, usage)))
+        return events
+
+
+def _length(plan: TextOptions, params: TextParams) -> tuple[int, str]:
+    """Return the number of tokens of an answer, and the reason with which it ends."""
+    wanted = max(plan.tokens, params.min_tokens)
+    if params.max_tokens is None:
+        if params.ignore_eos:
+            raise BadInput(
+                "ignore_eos: true came without max_tokens (allowed: true with max_tokens)", field="ignore_eos"
+            )
+        return wanted, "stop"
+    if params.ignore_eos or params.max_tokens < wanted:
+        return params.max_tokens, "length"
+    return wanted, "stop"
+
+
+def read_prompt(payloads: Sequence[Payload]) -> tuple[str, int]:
+    """Return the text that marks a prompt, and the number of words in all of it.
+
+    Args:
+        payloads: one of kind json: ``{"marker": text}``, or ``{"messages": [...]}`` as in `adapters.chat`, of which the last
+            user message is the marker.
+
+    Raises:
+        BadInput: anything else; names the place.
+    """
+    if len(payloads) != 1:
+        raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
+    payload = payloads[0]
+    if isinstance(payload, Json) and isinstance(payload.value, dict) and "marker" in payload.value:
+        if list(payload.value) != ["marker"] or not isinstance(payload.value["marker"], str):
+            raise BadInput("marker: not a string, or with other fields beside it (allowed: one string)", field="marker")
+        marker = payload.value["marker"]
+        return marker, len(marker.split())
+    messages = read_messages(payload)
+    texts = [message["content"] for message in messages if message["role"] == "user"]
+    marker = texts[-1] if texts else messages[-1]["content"]
+    return marker, sum(len(message["content"].split()) for message in messages)
+
+
+# --- relay --------------------------------------------------------------------------------------------------
+
+
+class RelayOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `SyntheticRelay`."""
+
+    steps_per_piece: Amount = 1
+    """Steps of work before each piece is passed on; `step_time_s` and `busy` say what a step costs."""
+
+
+class RelayParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set on `SyntheticRelay`."""
+
+    steps_per_piece: Amount | None = None
+
+
+class SyntheticRelay(_Streamed):
+    """Passes text on, piece by piece and unchanged, after the work that it is told to do."""
+
+    accepts: ClassVar[dict[str, str]] = {"text": "text"}
+    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    Options = RelayOptions
+    Params = RelayParams
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+        """Take a piece, work, pass it on."""
+        plan: RelayOptions = plan_of(self.options, request.params)
+        num_pieces = 0
+        with Progress(self._workload, plan) as progress:
+            async for piece in inputs.port("text"):
+                if not isinstance(piece, Text):
+                    raise BadInput(f"text: {kind_of(piece)} came (allowed: text)", field="text")
+                for _ in range(plan.steps_per_piece):
+                    await progress.step()
+                num_pieces += 1
+                if "text" in request.outputs:
+                    yield "text", piece
+        yield Finish(detail={"pieces": num_pieces})
+
+
+# --- speech -------------------------------------------------------------------------------------------------
+
+
+class SpeechOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `SyntheticSpeech`."""
+
+    samples_per_character: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 480
+    """Samples that each character of the input makes."""
+    rate_hz: Annotated[int, msgspec.Meta(ge=1000, le=192_000)] = 24_000
+    """Sample rate."""
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=2, le=2**24)] = 9_600
+    """At most so many bytes (two a sample) come out in one chunk; a chunk is one step and never joins two input pieces."""
+    speed: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    """Seconds of sound made in a second, besides `step_time_s`; 0: no limit."""
+    first_sample: Bytes = 0
+    """Where the ramp begins; tells requests apart."""
+
+
+class SpeechParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set on `SyntheticSpeech`."""
+
+    samples_per_character: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    rate_hz: Annotated[int, msgspec.Meta(ge=1000, le=192_000)] | None = None
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=2, le=2**24)] | None = None
+    speed: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    first_sample: Bytes | None = None
+
+
+class SyntheticSpeech(_Streamed):
+    """Speaks a counting ramp (s16 mono), so many samples for each character, while the text still streams in."""
+
+    accepts: ClassVar[dict[str, str]] = {"text": "text"}
+    emits: ClassVar[dict[str, str]] = {"audio": "audio"}
+    Options = SpeechOptions
+    Params = SpeechParams
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+        """Take a piece of text, speak all of it, take the next."""
+        plan: SpeechOptions = plan_of(self.options, request.params)
+        chunk_samples = plan.chunk_bytes // 2
+        num_characters = num_samples = 0
+        with Progress(self._workload, plan) as progress:
+            async for piece in inputs.port("text"):
+                if not isinstance(piece, Text):
+                    raise BadInput(f"text: {kind_of(piece)} came (allowed: text)", field="text")
+                num_characters += len(piece.text)
+                end = num_characters * plan.samples_per_character
+                while num_samples < end:
+                    count = min(chunk_samples, end - num_samples)
+                    await progress.step(count / (plan.rate_hz * plan.speed) if plan.speed else 0.0)
+                    if "audio" in request.outputs:
+                        data = Blob(ramp(plan.first_sample + num_samples, count))
+                        yield "audio", Audio(plan.rate_hz, 1, "s16", data)
+                    num_samples += count
+        yield Finish(detail={"characters": num_characters, "samples": num_samples})
+
+
+# --- image --------------------------------------------------------------------------------------------------
+
+
+class ImageOptions(StepOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `SyntheticImage`."""
+
+    steps: Amount = 8
+    """Steps to a finished picture."""
+    width: Side = 256
+    """Pixels."""
+    height: Side = 256
+    """Pixels; a picture is width * height * 3 bytes."""
+
+
+class ImageParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set on `SyntheticImage`."""
+
+    steps: Amount | None = None
+    width: Side | None = None
+    height: Side | None = None
+
+
+class _ImageState(msgspec.Struct):
+    plan: ImageOptions
+    marker: str
+    outputs: frozenset[str]
+    index: int = 0
+
+
+class SyntheticImage(_Stepped):
+    """Draws a picture that says its prompt and step, after as many steps as it is told.
+
+    ``image`` gets the finished picture, ``preview`` (if wanted) one after each step.
+    """
+
+    accepts: ClassVar[dict[str, str]] = {"prompt": "text"}
+    emits: ClassVar[dict[str, str]] = {"image": "image", "preview": "image"}
+    Options = ImageOptions
+    Params = ImageParams
+
+    def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
+        """Take a request; the pieces of the prompt are joined.
+
+        Raises:
+            BadInput: no prompt.
+        """
+        pieces = [payload.text for payload in inputs.get("prompt", []) if isinstance(payload, Text)]
+        if not pieces:
+            raise BadInput("prompt: nothing came (allowed: text)", field="prompt")
+        plan: ImageOptions = plan_of(self.options, request.params)
+        self._batch.add(request.id, _ImageState(plan, marker_of("".join(pieces)), request.outputs))
+
+    def _advance(self, request: RequestId, live: _ImageState) -> list[Event]:
+        plan = live.plan
+        is_last = live.index + 1 == plan.steps
+        ports = [port for port in ("preview", *(("image",) if is_last else ())) if port in live.outputs]
+        events: list[Event] = []
+        if ports:
+            pixels = picture_pixels(PictureMark(live.marker, live.index, plan.steps), plan.height, plan.width)
+            events += [Output(request, port, Image(plan.height, plan.width, 3, Blob(pixels))) for port in ports]
+        if is_last:
+            events.append(Finished(request, Finish(detail={"steps": plan.steps})))
+        return events
+
+
+# --- video --------------------------------------------------------------------------------------------------
+
+
+class VideoOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `SyntheticVideo`."""
+
+    frames: Amount = 24
+    """Frames of each video."""
+    frames_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 4
+    """Frames that one step makes and one chunk carries."""
+    fps: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 24
+    """Frames to show in a second."""
+    width: Side = 256
+    """Pixels."""
+    height: Side = 256
+    """Pixels; a frame is width * height * 3 bytes."""
+
+
+class VideoParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set on `SyntheticVideo`."""
+
+    frames: Amount | None = None
+    frames_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    fps: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    width: Side | None = None
+    height: Side | None = None
+
+
+class SyntheticVideo(_Streamed):
+    """Makes frames that say their prompt and index, a chunk at a time."""
+
+    accepts: ClassVar[dict[str, str]] = {"prompt": "text"}
+    emits: ClassVar[dict[str, str]] = {"video": "video"}
+    Options = VideoOptions
+    Params = VideoParams
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+        """Read the prompt to its end, then make frames."""
+        plan: VideoOptions = plan_of(self.options, request.params)
+        with Progress(self._workload, plan) as progress:
+            marker = await _read_marker(inputs)
+            for first in range(0, plan.frames, plan.frames_per_chunk):
+                await progress.step()
+                if "video" in request.outputs:
+                    end = min(first + plan.frames_per_chunk, plan.frames)
+                    yield "video", _video(plan, marker, range(first, end))
+        yield Finish(detail={"frames": plan.frames})
+
+
+async def _read_marker(inputs: Inputs) -> str:
+    """Read the prompt to its end; only its beginning is kept, of which the marker is made."""
+    text: str | None = None
+    async for piece in inputs.port("prompt"):
+        if not isinstance(piece, Text):
+            raise BadInput(f"prompt: {kind_of(piece)} came (allowed: text)", field="prompt")
+        text = ((text or "") + piece.text)[:MAX_PROMPT_CHARACTERS]
+    if text is None:
+        raise BadInput("prompt: nothing came (allowed: text)", field="prompt")
+    return marker_of(text)
+
+
+def _video(plan: VideoOptions, marker: str, frames: range) -> Video:
+    pixels = [picture_pixels(PictureMark(marker, i, plan.frames), plan.height, plan.width) for i in frames]
+    data = Blob(b"".join(pixels))
+    return Video(frames.start, len(frames), plan.height, plan.width, 1, plan.fps, data)

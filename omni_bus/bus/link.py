@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -50,3 +51,6 @@ class Link:
         self._inbox.close()
         await self._outbox.close(linger_s)
         self._context.term()
+        scheme, _, path = self.me.endpoint.partition("://")
+        if scheme == "ipc":
+            Path(path).unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""The ``omni-bus`` command: the table of its sub-commands, each a module with `add_arguments` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from omni_bus import __version__
+from omni_bus.errors import ConfigError, OmniBusError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: dict[str, str] = {
+    "up": "start a deployment and stay with it",
+    "check": "check a deployment's configuration and show it, merged, with the origin of each value",
+    "status": "show the running deployments and what their actors do",
+    "call": "send one request to a running deployment",
+    "down": "stop a running deployment",
+    "version": "print the version",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sub-command; return its exit code.
+
+    1 is the user's mistake or a refused request, 2 a failed start, 3 a stop that had to cut requests.
+    """
+    parser = argparse.ArgumentParser(prog="omni-bus", description="Serve omni-modality pipelines on a ZeroMQ bus.")
+    parser.add_argument("--version", action="version", version=f"omni-bus {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = _chosen(arguments if arguments is not None else sys.argv[1:])
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == chosen:
+            module = importlib.import_module(f"omni_bus.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    parsed = parser.parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except ConfigError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
+    except OmniBusError as error:
+        print(f"omni-bus {parsed.command}: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _chosen(arguments: Sequence[str]) -> str:
+    """Return the sub-command: only its module is imported, so that each starts fast."""
+    return next((argument for argument in arguments if argument in COMMANDS), "")

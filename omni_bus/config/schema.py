@@ -76,6 +76,8 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     gateways: dict[str, GatewayConfig] = {}
     bind: str = "ipc"
     """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
+    coordinator_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7550
+    """Where the coordinator listens when `bind` is an address; unused with ``ipc``."""
     start_timeout_s: Seconds = 120.0
     """A start is given up after so long without progress."""
     drain_timeout_s: Seconds = 30.0

@@ -24,6 +24,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """Kept between starts: converted weights."""
     threads: dict[str, int]
     """Threads of each replica, by stage."""
+    served: dict[str, tuple[str, ...]]
+    """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
     log_level: str = "INFO"

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that this process gets when its parent dies."""
 
+MAX_LINE_BYTES = 256 * 1024
+"""A line of a child's output that is longer is cut: its supervisor's memory is bounded."""
+
 EXIT_START_FAILED = 2
 """Exit code of a child whose last log line says why it can't serve."""
 
@@ -107,40 +110,31 @@ class Child:
         if self.exit_code is None:
             signal.pidfd_send_signal(self._pidfd, number)
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take what is there; False when there is no more, now or ever."""
         try:
             data = os.read(self._stderr, 65536)
         except BlockingIOError:
-            return
+            return False
         if not data:
             self._loop.remove_reader(self._stderr)
-            return
+            return False
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._on_line(line)
+        return True
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.exit_code = self._process.wait()
-        self._drain_stderr()
+        while self._read():  # a grandchild may keep the pipe open, so only what is there
+            pass
+        if self._rest:
+            self._on_line(self._rest)
         self._loop.remove_reader(self._stderr)
         os.close(self._pidfd)
         assert self._process.stderr is not None
         self._process.stderr.close()
         self._on_exit(self.exit_code)
-
-    def _drain_stderr(self) -> None:
-        """Read what is left; a grandchild may keep the pipe open, so only what is there."""
-        while True:
-            try:
-                data = os.read(self._stderr, 65536)
-            except BlockingIOError:
-                break
-            if not data:
-                break
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._on_line(line)
-        if self._rest:
-            self._on_line(self._rest)
-            self._rest = b""

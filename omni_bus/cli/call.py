@@ -1,0 +1,120 @@
+"""``omni-bus call``: one request from the shell, straight over the bus."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from omni_bus.cli.deployment import add_name_argument
+from omni_bus.cli.visit import visit
+from omni_bus.client import End, Item
+from omni_bus.config.load import parse_value
+from omni_bus.errors import BadInput, unknown_name
+from omni_bus.media.encode import wav
+from omni_bus.wire.payloads import Audio, Json, Text
+
+if TYPE_CHECKING:
+    from omni_bus.core.pipeline import Pipeline
+    from omni_bus.runtime.deployment import Deployment
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-command's arguments."""
+    parser.add_argument("text", help="what to say, or - to read it from standard input")
+    add_name_argument(parser)
+    parser.add_argument("--model", help="a pipeline, by its model name (default: the only one that takes messages)")
+    parser.add_argument("--system", help="a system message before the text")
+    parser.add_argument("--audio-out", metavar="FILE", help="write the spoken answer to a WAV file")
+    parser.add_argument(
+        "-p",
+        "--param",
+        dest="params",
+        metavar="STAGE.NAME=VALUE",
+        action="append",
+        default=[],
+        help="a parameter of one stage, as in -p llm.temperature=0; may be given several times",
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="time limit of the request")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer as it comes."""
+    return uvloop.run(_call(args))
+
+
+async def _call(args: argparse.Namespace) -> int:
+    params = _params(args.params)
+    text = sys.stdin.read() if args.text == "-" else args.text
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages.append({"role": "user", "content": text})
+    deployment, client = await visit(args)
+    async with client:
+        pipeline = _pipeline(deployment, args.model)
+        outputs = _outputs(pipeline, wants_audio=args.audio_out is not None)
+        async with await client.submit(pipeline.name, outputs, params, timeout_s=args.timeout) as request:
+            await request.send("messages", Json({"messages": messages}))
+            request.finish("messages")
+            pieces: list[Audio] = []
+            async for event in request:
+                match event:
+                    case Item(payload=Text(text=piece)):
+                        print(piece, end="", flush=True)
+                    case Item(payload=Audio() as audio):
+                        pieces.append(audio)
+                    case Item() | End():
+                        pass
+    print()
+    if args.audio_out is not None:
+        await asyncio.to_thread(_write_wav, args.audio_out, pieces)
+    return 0
+
+
+def _params(assignments: list[str]) -> dict[str, dict[str, Any]]:
+    params: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        stage, dot, name = key.partition(".")
+        if not (equals and dot and stage and name):
+            raise BadInput(f"-p {assignment}: expected STAGE.NAME=VALUE, as in llm.temperature=0", field="-p")
+        params.setdefault(stage, {})[name] = parse_value(value)
+    return params
+
+
+def _pipeline(deployment: Deployment, model: str | None) -> Pipeline:
+    """Return the pipeline of a model name, or the only one that takes messages."""
+    able = [pipeline for pipeline in deployment.pipelines.values() if pipeline.inputs == {"messages": "json"}]
+    names = {name: pipeline for pipeline in able for name in (pipeline.name, pipeline.serve_as, *pipeline.aliases)}
+    if model is not None:
+        if model not in names:
+            raise unknown_name("model", model, names, field="--model")
+        return names[model]
+    if len(able) != 1:
+        which = ", ".join(pipeline.serve_as for pipeline in able) or "none"
+        raise BadInput(f"say which model with --model (those that take messages: {which})", field="--model")
+    return able[0]
+
+
+def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
+    wanted = {"text", "audio"} if wants_audio else {"text"}
+    found = tuple(port for port, kind in pipeline.outputs.items() if kind in wanted)
+    if wants_audio and "audio" not in pipeline.outputs.values():
+        raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {', '.join(pipeline.outputs)})", field="--audio-out")
+    return found or tuple(pipeline.outputs)
+
+
+def _write_wav(path: str, pieces: list[Audio]) -> None:
+    if not pieces:
+        raise BadInput("the answer had nothing to speak, so there is no audio to write", field="--audio-out")
+    first = pieces[0]
+    pcm = b"".join(bytes(piece.data.view) for piece in pieces)
+    try:
+        with open(path, "wb") as file:
+            file.write(wav(pcm, first.rate_hz, first.channels))
+    except OSError as error:
+        raise BadInput(f"can't write {path}: {error.strerror}", field="--audio-out") from error
+    seconds = sum(piece.num_frames for piece in pieces) / first.rate_hz
+    print(f"wrote {path}: {seconds:.2f} s at {first.rate_hz} Hz", file=sys.stderr)

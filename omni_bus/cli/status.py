@@ -1,0 +1,71 @@
+"""``omni-bus status``: the running deployments of this user, and what the actors of one of them do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from omni_bus.cli.deployment import add_name_argument
+from omni_bus.cli.visit import visit
+from omni_bus.errors import BadInput
+from omni_bus.runtime import rundir
+
+ANSWER_S = 5.0
+"""The coordinator waits a second for its actors; more than that is a fault."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-command's arguments."""
+    add_name_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state; return 0 if all actors are live and ready, else 1."""
+    deployments = rundir.running(rundir.root(os.environ))
+    if args.name is None and len(deployments) != 1:
+        if args.json:
+            print(json.dumps({name: {"process": about.pid} for name, about in deployments.items()}))
+        for name, about in deployments.items() if not args.json else ():
+            urls = " ".join(about.gateways.values())
+            print(f"{name}: process {about.pid}, {about.config} {urls}")
+        if not deployments:
+            raise BadInput("no deployment is running: start one with `omni-bus up`", field="--name")
+        return 0
+    status, actors = uvloop.run(_ask(args))
+    if args.json:
+        print(json.dumps({**status, "actors": actors}))
+    else:
+        _print(status, actors)
+    return 0 if all(actor["is_live"] and actor["is_ready"] for actor in actors) else 1
+
+
+async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    _, client = await visit(args)
+    async with client, asyncio.timeout(ANSWER_S):
+        return await client.admin("status"), await client.admin("health")
+
+
+def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False)
+    table = Table("actor", "phase", "live", "round trip", "active", "waiting", "suspended", "done", "failed", "cancelled")
+    for actor in sorted(actors, key=lambda actor: (actor["role"], actor["actor"])):
+        stats = actor.get("stats", {}) if actor["role"] == "stage" else {}
+        trip = f"{actor['round_trip_s'] * 1000:.1f} ms" if actor["is_live"] else "no answer"
+        counts = (str(stats.get(name, "")) for name in ("active", "waiting", "suspended", "done", "failed", "cancelled"))
+        table.add_row(actor["actor"], actor["phase"], "yes" if actor["is_live"] else "NO", trip, *counts)
+    console.print(table)
+    for name, counts in status["pipelines"].items():
+        console.print(
+            f"pipeline {name}: {counts['in_flight']} of {counts['max_in_flight']} in flight, "
+            f"{counts['queued']} of {counts['max_queued']} queued"
+        )
+    requests = status["requests"]
+    console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))

@@ -1,0 +1,144 @@
+"""``omni-bus up``: start a deployment, show how its start goes, stay with it, and stop it in order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from actors.supervisor import Supervisor
+from omni_bus.cli.deployment import add_config_arguments, available_cores, load_deployment
+from omni_bus.cli.display import make_display
+from omni_bus.config.graph import warnings
+from omni_bus.errors import StartFailed
+from omni_bus.observe.log import LEVELS
+from omni_bus.runtime import rundir
+from omni_bus.runtime.cores import share
+from omni_bus.runtime.deployment import COORDINATOR, Deployment
+from omni_bus.runtime.ports import bind_port
+from omni_bus.runtime.signals import Stop
+
+if TYPE_CHECKING:
+    import socket
+
+    from omni_bus.cli.display import Display
+    from omni_bus.config.load import Loaded
+
+EXIT_START_FAILED = 2
+EXIT_FORCED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-command's arguments."""
+    add_config_arguments(parser)
+    parser.add_argument("--name", help="the deployment's name on this host (default: the file's name)")
+    parser.add_argument(
+        "--log-format",
+        choices=("auto", "plain", "json"),
+        default="auto",
+        help="auto: a live table on a terminal, else plain lines; json: one object a line on standard output",
+    )
+    parser.add_argument("--log-level", choices=LEVELS, default="INFO", help="of every process (default: INFO)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start, serve until SIGTERM or Ctrl-C, drain; 0 after a clean end."""
+    loaded = load_deployment(args)
+    name = args.name or loaded.config.name
+    directory = rundir.RunDir(rundir.root(os.environ), name)
+    try:
+        sockets = {key: bind_port(key, entry.host, entry.port) for key, entry in loaded.config.gateways.items()}
+        deployment = _deployment(loaded, directory, args.log_level)
+        return uvloop.run(_up(deployment, directory, sockets, args))
+    except StartFailed as error:
+        print(f"omni-bus up: {error.message}", file=sys.stderr)
+        return EXIT_START_FAILED
+    finally:
+        directory.remove()
+
+
+def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Deployment:
+    """Write down what every process needs to know."""
+    threads = share(loaded.config.stages, available_cores())
+    bind = loaded.config.bind
+    cache_dir = rundir.cache(os.environ)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    deployment = Deployment(
+        config=loaded.config,
+        pipelines=loaded.pipelines,
+        run_dir=str(directory.path),
+        cache_dir=str(cache_dir),
+        threads=threads,
+        served=loaded.served,
+        coordinator_endpoint=(
+            f"ipc://{directory.path}/{COORDINATOR}.sock" if bind == "ipc" else f"{bind}:{loaded.config.coordinator_port}"
+        ),
+        log_level=log_level,
+    )
+    deployment.write()
+    return deployment
+
+
+async def _up(
+    deployment: Deployment, directory: rundir.RunDir, sockets: dict[str, socket.socket], args: argparse.Namespace
+) -> int:
+    stop = Stop(with_interrupt=True)
+    display = make_display(args.log_format, sys.stdout)
+    logging.getLogger().addHandler(display.handler("supervisor"))
+    logging.getLogger().setLevel(args.log_level)
+    for hint in warnings(deployment.config.stages, available_cores()):
+        logging.getLogger(__name__).warning(hint)
+    urls = {name: _url(listener) for name, listener in sockets.items()}
+    directory.announce(
+        rundir.About(
+            name=directory.path.name,
+            pid=os.getpid(),
+            config=str(args.config or "the default configuration"),
+            coordinator_endpoint=deployment.coordinator_endpoint,
+            gateways=urls,
+        )
+    )
+    supervisor = Supervisor(deployment, sockets, os.environ, on_line=display.line, on_change=display.changed)
+    display.begin(supervisor.processes)
+    began_at = time.monotonic()
+    starting = asyncio.create_task(supervisor.start())
+    asking = asyncio.create_task(stop.requested.wait())
+    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if not starting.done():  # asked to stop while it starts: nothing runs yet that could be drained
+            starting.cancel()
+            await asyncio.wait({starting})
+            return 0
+        starting.result()
+        display.ready(deployment, urls, time.monotonic() - began_at)
+        await asking
+        return await _stop(supervisor, stop, display)
+    finally:
+        display.end()
+
+
+async def _stop(supervisor: Supervisor, stop: Stop, display: Display) -> int:
+    """Drain; a second signal cuts it short."""
+    display.stopping()
+    stopping = asyncio.create_task(supervisor.stop())
+    forcing = asyncio.create_task(stop.forced.wait())
+    await asyncio.wait({stopping, forcing}, return_when=asyncio.FIRST_COMPLETED)
+    forcing.cancel()
+    if not stopping.done():
+        await supervisor.kill()
+        stopping.cancel()
+        return EXIT_FORCED
+    return 0 if stopping.result() else EXIT_FORCED
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+

@@ -1,0 +1,38 @@
+"""Whether and when a process that died is started again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 600.0
+"""Restarts are counted over ten minutes: a crash a day is bad luck, five in a minute are a bug."""
+
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+
+
+class RestartPolicy:
+    """Exponential back-off with jitter, and a budget; after it, the process stays down.
+
+    Args:
+        max_restarts: within `WINDOW_S`.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._died_at: deque[float] = deque()
+
+    def on_death(self, now: float, jitter: float) -> float | None:
+        """Return the seconds to wait before a restart; None when the budget is used up.
+
+        Args:
+            now: monotonic seconds.
+            jitter: drawn from [0, 1); spreads restarts of what died together over half the delay.
+        """
+        while self._died_at and now - self._died_at[0] > WINDOW_S:
+            self._died_at.popleft()
+        if len(self._died_at) >= self._max_restarts:
+            return None
+        delay = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** len(self._died_at))
+        self._died_at.append(now)
+        return delay * (0.75 + 0.5 * jitter)

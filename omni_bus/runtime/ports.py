@@ -1,0 +1,62 @@
+"""Listening sockets of gateways: bound once, before anything starts, and handed to the processes that serve them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from omni_bus.errors import StartFailed
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted; the kernel caps it at net.core.somaxconn."""
+
+LISTEN = "0A"
+"""The state column of /proc/net/tcp for a listening socket (proc(5))."""
+
+
+def bind_port(name: str, host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        StartFailed: the address can't be bound; names who holds a busy port, if that can be seen.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        holder = f" (held by {_holder(port)})" if error.errno == 98 and _holder(port) else ""
+        raise StartFailed(
+            f"gateway '{name}' can't listen on {host}:{port}: {os.strerror(error.errno or 0)}{holder}; "
+            f"choose another with -o gateways.{name}.port=N (0 takes a free one)",
+            field=f"gateways.{name}.port",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _holder(port: int) -> str:
+    """Return who listens on a TCP port, as far as /proc shows it to this user."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            columns = row.split()
+            if columns[3] == LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{columns[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = {os.readlink(link) for link in (process / "fd").iterdir()}
+            if links & inodes:
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f"process {process.name}: {command[:80]}"
+        except OSError:
+            continue
+    return ""

@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -152,11 +152,21 @@ def _stage_table(loaded: Loaded) -> list[str]:
     rows = [("stage", "adapter", "replicas", "threads", "accepts", "emits")]
     for name, stage in loaded.config.stages.items():
         found = loaded.adapters[name]
-        ports = [
-            ", ".join(f"{port} ({kind})" for port, kind in kinds.items()) for kinds in (found.accepts, found.emits)
-        ]
-        rows.append((name, stage.adapter, str(stage.replicas), str(stage.threads or "shared"), *ports))
+        rows.append(
+            (
+                name,
+                stage.adapter,
+                str(stage.replicas),
+                str(stage.threads or "shared"),
+                _ports(found.accepts),
+                _ports(found.emits),
+            )
+        )
     return _table(rows)
+
+
+def _ports(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{port} ({kind})" for port, kind in kinds.items())
 
 
 def _gateway_table(loaded: Loaded) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from msgspec import inspect
 
@@ -14,8 +14,9 @@ def allowed(kind: Any) -> str:
 
 def _describe(info: inspect.Type) -> str:
     match info:
-        case inspect.Metadata(type=inner, extra_json_schema=extra):
-            return str((extra or {}).get("description", "")) or _describe(inner)
+        case inspect.Metadata(type=inner):
+            extra = cast(Any, info).extra_json_schema or {}
+            return str(extra.get("description", "")) or _describe(inner)
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():

@@ -18,6 +18,7 @@ Table: TypeAlias = dict[str, Any]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_KEY = re.compile(r"(?:^|_)(?:key|secret|password|passwd|auth_token|access_token)s?$")
+_HIDDEN = "***"
 _MAX_SHOWN_CHARACTERS = 80
 
 
@@ -127,15 +128,15 @@ def show_value(value: Any, path: Path = (), *, max_characters: int | None = _MAX
 def hide_secrets(value: Any, path: Path) -> Any:
     """Return the value with every secret in it replaced by ``***``."""
     if is_secret(path):
-        return "***"
+        return _HIDDEN if value else value
     if isinstance(value, dict):
         return {key: hide_secrets(inner, (*path, str(key))) for key, inner in value.items()}  # pyright: ignore
     return value
 
 
 def _toml(value: Any, path: Path) -> str:
-    if is_secret(path):
-        return '"***"'
+    if is_secret(path) and value and not isinstance(value, list | tuple):
+        return f'"{_HIDDEN}"'
     match value:
         case str():
             return msgspec.json.encode(value).decode()

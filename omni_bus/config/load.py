@@ -36,6 +36,7 @@ from omni_bus.errors import ConfigError, unknown_name
 PLATFORMS = ("cuda", "rocm", "cpu")
 ENVIRONMENT_PREFIX = "OMNI_BUS__"
 
+_MAX_SHOWN_CHARACTERS = 80
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -186,11 +187,12 @@ def _read_file(file: str, said_by: Origin | None) -> Layer:
         raise ConfigError([f"{place}{file}: too large; allowed: {_MAX_FILE_BYTES} bytes"])
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
-        values = tomllib.loads(text)
-        lines = key_lines(text)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}"]) from None
+    try:
+        values = tomllib.loads(text)
+        lines = key_lines(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([_syntax_problem(file, str(error), text)]) from None
     except RecursionError:
@@ -200,11 +202,14 @@ def _read_file(file: str, said_by: Origin | None) -> Layer:
 
 def _syntax_problem(file: str, message: str, text: str) -> str:
     position = _POSITION.search(message)
+    lines = text.split("\n")
     if position is None:
+        while len(lines) > 1 and not lines[-1].strip():
+            lines.pop()
         message = message.removesuffix(" (at end of document)")
-        return f"{file}:{text.count(chr(10)) + 1}: not valid TOML: {message}, where the file ends"
+        return f"{file}:{len(lines)}:{len(lines[-1]) + 1}: not valid TOML: {message}, where the file ends"
     line, column = position.groups()
-    shown = text.splitlines()[int(line) - 1].strip() if int(line) <= len(text.splitlines()) else ""
+    shown = lines[int(line) - 1].strip()[:_MAX_SHOWN_CHARACTERS]
     return f"{file}:{line}:{column}: not valid TOML: {message[: position.start()]}" + (f" in: {shown}" if shown else "")
 
 
@@ -286,7 +291,7 @@ def _existing_keys(table: Table, parts: Sequence[str]) -> tuple[str, ...]:
     keys: list[str] = []
     level: Any = table
     for part in parts:
-        known: Table = level if isinstance(level, dict) else {}
+        known = cast(Table, level) if isinstance(level, dict) else {}
         key = next((key for key in known if key.replace("-", "_").lower() == part.lower()), part.lower())
         keys.append(key)
         level = known.get(key)
@@ -321,6 +326,6 @@ def _parse_key(text: str) -> tuple[str, ...] | None:
         return None
     path: list[str] = []
     while isinstance(table, dict):
-        ((key, table),) = table.items()  # pyright: ignore
+        ((key, table),) = cast(Table, table).items()
         path.append(key)
     return tuple(path)

@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -81,10 +81,10 @@ def _tables(values: Table, section: str, problems: list[Problem]) -> Iterable[tu
     if not isinstance(tables, dict):
         problems.append(Problem((section,), f"{show_value(tables)} is not allowed; allowed: tables [{section}.NAME]"))
         return
-    for name, table in typing.cast(Table, tables).items():
+    for name, table in cast(Table, tables).items():
         path = (section, name)
         if isinstance(table, dict):
-            yield name, typing.cast(Table, table), path
+            yield name, cast(Table, table), path
         else:
             problems.append(Problem(path, f"{show_value(table, path)} is not allowed; allowed: a table"))
 
@@ -138,7 +138,7 @@ def _readable(cls: type[Any], table: Table) -> Any:
     """
     edges = table.get("edges")
     if isinstance(edges, list):
-        texts = [edge if isinstance(edge, str) else "" for edge in typing.cast(list[Any], edges)]
+        texts = [edge if isinstance(edge, str) else "" for edge in cast(list[Any], edges)]
         table = {**table, "edges": texts}
     good = _fields(cls, table, (), [])
     try:
@@ -180,7 +180,7 @@ def _adapter_faults(found: Any) -> list[str]:
         if not isinstance(ports, dict):
             reasons.append(f"its class has no '{attribute}', a dict of ports and payload kinds")
             continue
-        for port, kind in typing.cast(dict[Any, Any], ports).items():
+        for port, kind in cast(dict[Any, Any], ports).items():
             if kind not in KINDS:
                 reasons.append(f"its {attribute}[{port!r}] is {kind!r}; allowed: {', '.join(KINDS)}")
     return reasons
@@ -255,7 +255,7 @@ def _check(value: Any, kind: Any, path: Path, problems: list[Problem]) -> Any:
     before = len(problems)
     inner = _inner_kind(kind, value)
     if inner is not None and isinstance(value, list):
-        for index, item in enumerate(typing.cast(list[Any], value)):
+        for index, item in enumerate(cast(list[Any], value)):
             _check(item, inner, (*path, index), problems)
     elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         _fields(inner, value, path, problems)
@@ -269,7 +269,7 @@ def _check(value: Any, kind: Any, path: Path, problems: list[Problem]) -> Any:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             problems.append(Problem(path, _not_allowed(value, kind, path, error)))
-    return value if len(problems) == before else _INVALID
+    return cast(Any, value) if len(problems) == before else _INVALID
 
 
 def _inner_kind(kind: Any, value: Any) -> Any:
@@ -287,8 +287,8 @@ def _inner_kind(kind: Any, value: Any) -> Any:
     if isinstance(value, dict):
         if origin is dict:
             return typing.get_args(kind)[1]
-        is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        return kind if is_struct and kind.__struct_config__.tag is None else None
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return kind if kind.__struct_config__.tag is None else None
     return None
 
 

@@ -15,8 +15,8 @@ def allowed(kind: Any) -> str:
 def _describe(info: inspect.Type) -> str:
     match info:
         case inspect.Metadata(type=inner):
-            extra = cast(Any, info).extra_json_schema or {}
-            return str(extra.get("description", "")) or _describe(inner)
+            extra: Any = cast(Any, info).extra_json_schema
+            return str(extra["description"]) if extra and "description" in extra else _describe(inner)
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():

@@ -100,7 +100,7 @@ def load(
     lines += _show(problems, merged, file) + misread
     lines += _problems_elsewhere(plain, by_platform, platform, name, draft)
     if lines:
-        raise ConfigError(dict.fromkeys(lines))
+        raise ConfigError(dict.fromkeys(" ".join(line.splitlines()) for line in lines))
     return Loaded(
         path=file,
         config=draft.config(),
@@ -281,6 +281,8 @@ def _lay_environment(merged: Layer, environ: Mapping[str, str]) -> list[str]:
         path = _existing_keys(merged.values, parts)
         if path[0] in FILE_KEYS:
             problems.append(f"environment {variable}: '{path[0]}' can only be written in a file")
+        elif not _is_text(environ[variable]):
+            problems.append(f"environment {variable}: not UTF-8")
         else:
             merged.put(path, parse_value(environ[variable]), Origin(f"environment {variable}"))
     return problems
@@ -303,17 +305,22 @@ def _lay_overrides(merged: Layer, overrides: Sequence[str]) -> list[str]:
     for text in overrides:
         key, equals, value = text.partition("=")
         path = _parse_key(key) if equals else None
-        if path is None:
-            problems.append(
-                f"-o {text}: not a setting; the form is -o dotted.key=value, as in -o stages.llm.replicas=2"
-            )
-            continue
-        if path[0] in FILE_KEYS:
+        if not _is_text(text):
+            problems.append(f"-o {text}: not UTF-8")
+        elif path is None:
+            form = "the form is -o dotted.key=value, as in -o stages.llm.replicas=2"
+            problems.append(f"-o {text}: not a setting; {form}")
+        elif path[0] in FILE_KEYS:
             problems.append(f"-o {text}: '{path[0]}' can only be written in a file")
-            continue
-        shown = f"{key.strip()}={'***' if is_secret(path) else value}"
-        merged.put(path, parse_value(value), Origin(f"-o {shown}"))
+        else:
+            shown = f"{key.strip()}={'***' if is_secret(path) else value}"
+            merged.put(path, parse_value(value), Origin(f"-o {shown}"))
     return problems
+
+
+def _is_text(text: str) -> bool:
+    """Whether the operating system's bytes were UTF-8; others come as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _parse_key(text: str) -> tuple[str, ...] | None:

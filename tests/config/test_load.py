@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from omni_bus.cli.deployment import adapter_class, gateway_class
 from omni_bus.config.load import Loaded, load, parse_value
@@ -344,7 +346,7 @@ def test_base_and_platform_are_for_files_only(source: str) -> None:
     assert problem.endswith("can only be written in a file")
 
 
-@pytest.mark.parametrize("text", ["a", "a b=1", "=1", "a.=1", "a\n=1", "edges[0]=1", "[x]=1"])
+@pytest.mark.parametrize("text", ["a", "a b=1", "=1", "a.=1", "a #=1", "edges[0]=1", "[x]=1"])
 def test_argument_that_is_no_setting_is_refused(text: str) -> None:
     assert _problems(GOOD, overrides=[text])[0].startswith(f"-o {text}: not a setting")
 
@@ -355,6 +357,76 @@ def test_secret_is_not_shown_in_a_problem_or_origin() -> None:
     assert problems == [
         '-o gateways.text.api_keys=***: gateways.text.api_keys: "***" is not allowed; allowed: a list of text'
     ]
+
+
+def test_bytes_in_an_argument_that_are_no_text_are_refused() -> None:
+    text = b"stages.echo.model=\xff".decode("utf-8", "surrogateescape")
+    environ = {"OMNI_BUS__NAME": b"\xff".decode("utf-8", "surrogateescape")}
+
+    assert _problems(GOOD, overrides=[text], environ=environ) == [
+        "environment OMNI_BUS__NAME: not UTF-8",
+        f"-o {text}: not UTF-8",
+    ]
+
+
+def test_problem_with_line_breaks_stays_on_one_line() -> None:
+    (problem,) = _problems(GOOD, overrides=["stages.echo.replicas=a\nb"])
+
+    assert problem == (
+        '-o stages.echo.replicas=a b: stages.echo.replicas: "a\\nb" is not allowed; allowed: an integer, at least 1'
+    )
+
+
+_KEYS = st.sampled_from(
+    [
+        "stages",
+        "echo",
+        "pipelines",
+        "chat",
+        "gateways",
+        "text",
+        "edges",
+        "replicas",
+        "port",
+        "words",
+        '""',
+        '"a b"',
+        "x",
+    ]
+)
+_VALUES = st.one_of(
+    st.sampled_from(
+        ["1", "-1", "0", "1e400", "nan", "true", "[]", "{}", "[[]]", "[1, {}]", "{ a = [] }", "''", "'in'"]
+    ),
+    st.sampled_from(["07:32:00", "1979-05-27", "9" * 40, "['a -> b']", "['in.x -> echo.text', 3]", "{ text = 'x' }"]),
+    st.text(max_size=8),
+)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.lists(_KEYS, min_size=1, max_size=4), _VALUES), max_size=4))
+def test_random_damage_gives_problems_and_nothing_else(damage: list[tuple[list[str], str]]) -> None:
+    Path("d.toml").write_text(GOOD)
+    try:
+        loaded = _load(overrides=[f"{'.'.join(keys)}={value}" for keys, value in damage])
+    except ConfigError as error:
+        assert error.problems
+        assert all(": " in problem and "\n" not in problem for problem in error.problems)
+    else:
+        assert loaded.pipelines["chat"].edges
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(loaded.config), type=type(loaded.config)) == loaded.config
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, len(GOOD)), st.integers(0, 12), st.text(st.sampled_from("[]{}=.\"'#\n,ax1\\ \t\x00é"), max_size=6)
+)
+def test_random_bytes_in_the_file_give_problems_and_nothing_else(at: int, length: int, text: str) -> None:
+    Path("d.toml").write_text(GOOD[:at] + text + GOOD[at + length :])
+    try:
+        _load()
+    except ConfigError as error:
+        assert all(problem.startswith("d.toml") for problem in error.problems)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)

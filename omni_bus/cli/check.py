@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -149,24 +149,22 @@ def _depths(pipeline: Pipeline) -> dict[str, int]:
 
 
 def _stage_table(loaded: Loaded) -> list[str]:
-    rows = [("stage", "adapter", "replicas", "threads", "accepts", "emits")]
+    """Write one row for each stage, with its adapter's ports below."""
+    rows = [("stage", "adapter", "replicas", "threads")]
     for name, stage in loaded.config.stages.items():
-        found = loaded.adapters[name]
-        rows.append(
-            (
-                name,
-                stage.adapter,
-                str(stage.replicas),
-                str(stage.threads or "shared"),
-                _ports(found.accepts),
-                _ports(found.emits),
-            )
-        )
-    return _table(rows)
+        rows.append((name, stage.adapter, str(stage.replicas), str(stage.threads or "shared")))
+    head, *body = _table(rows)
+    lines = [head]
+    for row, found in zip(body, loaded.adapters.values(), strict=False):
+        ports = (("accepts", _ports(found.accepts, found.optional_inputs)), ("emits", _ports(found.emits)))
+        lines.append(row)
+        for side, text in ports:
+            lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {side:<8}", subsequent_indent=" " * 10)
+    return [*lines, ""]
 
 
-def _ports(kinds: Mapping[str, str]) -> str:
-    return ", ".join(f"{port} ({kind})" for port, kind in kinds.items())
+def _ports(kinds: Mapping[str, str], optional: Container[str] = ()) -> str:
+    return ", ".join(f"{port} ({kind}{', optional' if port in optional else ''})" for port, kind in kinds.items())
 
 
 def _gateway_table(loaded: Loaded) -> list[str]:

@@ -314,8 +314,10 @@ class _PipelineDraft:
         fed = {(edge.target, edge.target_port) for edge in self._edges.values()}
         for stage in sorted(self.stages):
             found = self._adapters[stage]
-            for port, kind in ({} if found is None else found.accepts).items():
-                if (stage, port) not in fed:
+            if found is None:
+                continue
+            for port, kind in found.accepts.items():
+                if (stage, port) not in fed and port not in found.optional_inputs:
                     message = f"input {stage}.{port} ({kind}) is not fed: no edge leads to it"
                     self._add((*self._path, "edges"), message)
 

@@ -95,7 +95,7 @@ def load(
     draft = validate(merged.values, name, adapter_class, gateway_class)
     graph = build(draft.adapters, draft.pipelines, draft.gateways, draft.protocols)
     # What is wrong with a value by itself is not said again about the graph.
-    said = {problem.path for problem in draft.problems if problem.path[:1] == ("pipelines",)}
+    said = {at for problem in draft.problems if (at := problem.path)[0] == "pipelines" or len(at) == 1}
     problems = draft.problems + [problem for problem in graph.problems if problem.path not in said]
     lines += _show(problems, merged, file) + misread
     lines += _problems_elsewhere(plain, by_platform, platform, name, draft)

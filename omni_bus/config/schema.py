@@ -36,7 +36,7 @@ class StageConfig(msgspec.Struct, frozen=True):
 class PipelineConfig(msgspec.Struct, frozen=True):
     """One ``[pipelines.NAME]`` table."""
 
-    edges: tuple[str, ...]
+    edges: Annotated[tuple[str, ...], msgspec.Meta(description='a list of "source.port -> target.port"')]
     """``"source.port -> target.port"``; ``in`` and ``out`` are the client's side."""
     serve_as: ModelName = ""
     """The model name that clients use; by default the pipeline's own name."""

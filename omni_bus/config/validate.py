@@ -70,7 +70,7 @@ def validate(values: Table, name: str, adapter_class: AdapterClass | None, gatew
         draft.pipelines[pipeline] = _readable(PipelineConfig, named) if found is None else found
     for gateway, table, path in _tables(values, "gateways", draft.problems):
         _gateway(gateway, table, path, draft, gateway_class)
-    for section, found in (("stages", draft.stages), ("pipelines", draft.pipelines), ("gateways", draft.gateways)):
+    for section, found in (("stages", draft.adapters), ("pipelines", draft.pipelines), ("gateways", draft.gateways)):
         if isinstance(values.get(section), dict):  # a name whose table is no table is still a known name
             found.update({name: None for name in values[section] if name not in found})
     return draft

@@ -124,6 +124,22 @@ def test_pipeline_is_drawn_in_the_order_of_its_data(capsys: pytest.CaptureFixtur
     ]
 
 
+def test_stage_table_names_the_ports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _check("-o", "stages.reader.threads=1") == 0
+
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out[out.index("\nstage ") :].splitlines()]
+    assert rows[1:8] == [
+        ["stage", "adapter", "replicas", "threads"],
+        ["writer", f"{__name__}:Writer", "1", "shared"],
+        ["accepts", "prompt", "(json)"],
+        ["emits", "text", "(text)"],
+        ["reader", f"{__name__}:Reader", "1", "1"],
+        ["accepts", "text", "(text)"],
+        ["emits", "audio", "(audio)"],
+    ]
+
+
 def test_printed_tables_are_the_same_deployment(capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed above the drawing is TOML, and checking it gives the same."""
     Path("d.toml").write_text(_text().replace("api_keys", "#"))

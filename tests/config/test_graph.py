@@ -167,6 +167,15 @@ def test_unreachable_stage_and_unfed_port_are_named() -> None:
     assert len(messages) == 2
 
 
+def test_optional_input_may_stay_unfed() -> None:
+    picky = _adapter({"text": "text", "image": "image"}, {"text": "text"})
+    edges = ("in.x -> a.text", "a.text -> out.x")
+
+    assert _only_problem(_build({"a": picky}, *edges))[1].startswith("input a.image (image) is not fed")
+    picky.optional_inputs = frozenset({"image"})
+    assert _build({"a": picky}, *edges).problems == []
+
+
 def test_dead_end_is_named() -> None:
     graph = _build({"llm": LLM, "voice": VOICE}, *GOOD[:3])
 

@@ -284,6 +284,18 @@ def test_class_that_is_no_engine_is_refused() -> None:
     assert problem.startswith("d.toml:2: stages.echo.adapter: 'no-engine' can't be used")
 
 
+def test_name_without_a_table_is_still_known_to_edges() -> None:
+    assert _problems("stages.echo = 3\n" + GOOD[GOOD.index("[pipelines") :]) == [
+        "d.toml:1: stages.echo: 3 is not allowed; allowed: a table"
+    ]
+
+
+def test_pipeline_without_edges_says_what_an_edge_is() -> None:
+    problems = _problems(GOOD.replace("edges", "aliases"))
+
+    assert problems[0].startswith('d.toml:3: pipelines.chat.edges: is missing; allowed: a list of "source.port -> ')
+
+
 @pytest.mark.parametrize(
     ("text", "start"),
     [

@@ -66,6 +66,7 @@ class SyntheticActions(SessionEngine):
     """
 
     accepts: ClassVar[dict[str, str]] = {"observation": "json", "state": "tensor"}
+    optional_inputs: ClassVar[frozenset[str]] = frozenset({"state"})
     emits: ClassVar[dict[str, str]] = {"actions": "tensor"}
     Options: ClassVar[type[msgspec.Struct]] = ActionsOptions
     Params: ClassVar[type[msgspec.Struct]] = ActionsParams

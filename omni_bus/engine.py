@@ -89,6 +89,9 @@ class Engine(ABC):
     accepts: ClassVar[dict[str, str]]
     """Input ports and the payload kind of each."""
 
+    optional_inputs: ClassVar[frozenset[str]] = frozenset()
+    """Input ports that a pipeline may leave without an edge; the others must be fed."""
+
     emits: ClassVar[dict[str, str]]
     """Output ports and the payload kind of each."""
 

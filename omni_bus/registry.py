@@ -34,5 +34,6 @@ def load_class(what: str, name: str, table: dict[str, str], group: str) -> type[
     module_name, _, class_name = target.partition(":")
     try:
         return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"{what} '{name}' can't be loaded from {target}: {error}", field=what) from error
+    except Exception as error:  # a third party's module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{what} '{name}' can't be loaded from {target}: {reason}", field=what) from error

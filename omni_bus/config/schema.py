@@ -1,7 +1,8 @@
 """Everything that a deployment file may say, as frozen Structs.
 
 Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or a
-gateway's table; those are validated by the adapter's or gateway's `Options`.
+gateway's table; those are validated by the adapter's or gateway's `Options`. What a default stands for (a pipeline's
+name, a gateway's protocol) is filled in on loading.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import msgspec
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="1 to 64 letters, digits, '_' or '-'")]
+ModelName = Annotated[str, msgspec.Meta(pattern=r"^\S{0,256}$", description="text without blanks")]
+Bind = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp://[^\s/]+)$", description='"ipc" or "tcp://ADDRESS"')]
 
 
 class StageConfig(msgspec.Struct, frozen=True):
@@ -32,11 +36,11 @@ class StageConfig(msgspec.Struct, frozen=True):
 class PipelineConfig(msgspec.Struct, frozen=True):
     """One ``[pipelines.NAME]`` table."""
 
-    edges: tuple[str, ...]
+    edges: Annotated[tuple[str, ...], msgspec.Meta(description='a list of "source.port -> target.port"')]
     """``"source.port -> target.port"``; ``in`` and ``out`` are the client's side."""
-    serve_as: str = ""
+    serve_as: ModelName = ""
     """The model name that clients use; by default the pipeline's own name."""
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[ModelName, ...] = ()
     """Further model names for the same pipeline."""
     max_in_flight: Count = 64
     """Requests that run at once."""
@@ -69,12 +73,12 @@ class GatewayConfig(msgspec.Struct, frozen=True):
 class DeploymentConfig(msgspec.Struct, frozen=True):
     """The whole file, merged and validated."""
 
-    name: str
+    name: Name
     """Name of the deployment on this host; by default the file's name without its ending."""
     stages: dict[str, StageConfig]
     pipelines: dict[str, PipelineConfig]
     gateways: dict[str, GatewayConfig] = {}
-    bind: str = "ipc"
+    bind: Bind = "ipc"
     """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
     coordinator_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7550
     """Where the coordinator listens when `bind` is an address; unused with ``ipc``."""

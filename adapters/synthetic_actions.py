@@ -55,7 +55,6 @@ class _Session(msgspec.Struct):
     waiting: deque[tuple[str, tuple[float, ...]]] = msgspec.field(default_factory=deque)
     """(marker, state when the observation came), oldest first."""
     is_input_over: bool = False
-    error: BadInput | None = None
 
 
 class SyntheticActions(SessionEngine):
@@ -107,17 +106,23 @@ class SyntheticActions(SessionEngine):
         for port in ("state", "observation"):
             for payload in inputs.get(port, []):
                 _take(session, port, payload)
-        if session.error is not None:
-            raise session.error
         self._batch.add(request.id, session)
 
     def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
-        """Bring observations or states; what can't be read fails the session at its next step. Unknown ids are ignored."""
+        """Bring observations or states. Unknown ids are ignored.
+
+        Raises:
+            BadInput: an input that can't be read, or too many that wait; the session is dropped.
+        """
         session = self._batch.get(request)
         if session is None:
             return
-        for payload in payloads:
-            _take(session, port, payload)
+        try:
+            for payload in payloads:
+                _take(session, port, payload)
+        except BadInput as error:
+            self._batch.fail(request, error)
+            raise
         if is_last and port == "observation":
             session.is_input_over = True
 
@@ -129,9 +134,7 @@ class SyntheticActions(SessionEngine):
             session = self._batch.get(request)
             if session is None:
                 continue
-            if session.error is not None:
-                events.append(self._batch.fail(request, session.error))
-            elif session.waiting:
+            if session.waiting:
                 due.append(request)
             elif session.is_input_over:
                 self._batch.finish(request)
@@ -176,23 +179,17 @@ def _finished(request: RequestId, session: _Session) -> Finished:
 
 
 def _take(session: _Session, port: str, payload: Payload) -> None:
-    """Keep one input; the first that can't be kept becomes the session's error."""
-    if session.error is not None:
-        return
-    try:
-        if port == "state":
-            session.state = _read_state(payload)
-        elif port == "observation":
-            session.waiting.append((_read_observation(payload), session.state))
-        else:
-            raise BadInput(f"port: '{port}' came (allowed: observation, state)", field="port")
-        if len(session.waiting) > session.plan.max_observations:
-            raise BadInput(
-                f"observation: more wait than are allowed ({session.plan.max_observations})", field="observation"
-            )
-    except BadInput as error:
-        session.waiting.clear()
-        session.error = error
+    """Keep one input."""
+    if port == "state":
+        session.state = _read_state(payload)
+    elif port == "observation":
+        session.waiting.append((_read_observation(payload), session.state))
+    else:
+        raise BadInput(f"port: '{port}' came (allowed: observation, state)", field="port")
+    if len(session.waiting) > session.plan.max_observations:
+        raise BadInput(
+            f"observation: more wait than are allowed ({session.plan.max_observations})", field="observation"
+        )
 
 
 def _read_state(payload: Payload) -> tuple[float, ...]:

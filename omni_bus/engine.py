@@ -177,7 +177,11 @@ class StepEngine(Engine):
         """
 
     def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
-        """Bring more input (only with `is_input_streamed`)."""
+        """Bring more input (only with `is_input_streamed`).
+
+        Raises:
+            OmniBusError: the input is refused; the request is aborted and fails, others go on.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not stream its input: {request}, {port}")
 
     @abstractmethod

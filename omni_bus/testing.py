@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import msgspec
 
 from omni_bus.engine import Context, Engine, EngineRequest, Failure, Finished, Inputs, Output, Starved
-from omni_bus.errors import ConfigError
+from omni_bus.errors import ConfigError, OmniBusError
 from omni_bus.wire import payloads
 from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Payload, Text, kind_of
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from omni_bus.engine import Event, StepEngine, StreamingEngine
-    from omni_bus.errors import OmniBusError
     from omni_bus.ids import RequestId
 
     Source: TypeAlias = "Iterable[Payload] | AsyncIterator[Payload]"
@@ -291,8 +290,14 @@ class StepDriver:
         return request.id
 
     def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool = False) -> None:
-        """Bring more input of a request whose input is streamed."""
-        self.engine.feed(request, port, payloads, is_last=is_last)
+        """Bring more input of a request whose input is streamed; as in a stage, input that is refused ends the request."""
+        if request not in self._requests:
+            return
+        try:
+            self.engine.feed(request, port, payloads, is_last=is_last)
+        except OmniBusError as error:
+            self.results[request].error = error
+            self.abort(request)
         self._starved.discard(request)
 
     def step(self, *requests: RequestId) -> list[Event]:

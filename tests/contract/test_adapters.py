@@ -21,7 +21,7 @@ from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, r
 from omni_bus.wire.payloads import KINDS, Json, Payload, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -532,10 +532,10 @@ async def test_cancelling_a_pull_frees_the_engine(streamer: StreamingEngine, sam
     """The input never comes, so the pull waits inside the engine when it is cancelled."""
     started = asyncio.Event()
 
-    async def never() -> Any:
+    async def never() -> AsyncIterator[Payload]:
         started.set()
         await asyncio.Event().wait()
-        yield
+        yield Text("")
 
     stream = start_streaming(streamer, {port: never() for port in streamer.accepts}, sample.params)
     pull = asyncio.create_task(stream.pull())

@@ -1,7 +1,7 @@
 """Everything that a deployment file may say, as frozen Structs.
 
-Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or a
-gateway's table; those are validated by the adapter's or gateway's `Options`.
+Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or
+a gateway's table; those are validated by the adapter's or gateway's `Options`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MAX_PARTS = 64
 
 
 class Codec:
-    """One encoder and one typed decoder; not shared between threads, since both keep the parts of the message in hand."""
+    """One encoder and one typed decoder; not for two threads, since both keep the parts of the message in hand."""
 
     def __init__(self) -> None:
         self._blobs: list[memoryview] = []
@@ -74,5 +74,6 @@ class Codec:
     def _decode_blob(self, kind: type, value: Any) -> Blob:
         if kind is not Blob or value != self._next_part or isinstance(value, bool) or value >= len(self._parts):
             raise ValueError(f"blob {value!r} where {self._next_part} of {len(self._parts) - 1} was due")
+        part = self._parts[self._next_part]
         self._next_part += 1
-        return Blob(self._parts[value])
+        return Blob(part)

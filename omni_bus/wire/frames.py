@@ -7,6 +7,9 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
+# msgspec hands `frozen` down, which type checkers don't know of.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
@@ -212,7 +215,7 @@ class Reject(Frame):
 
 
 class Cancel(Frame):
-    """End this request now. To a stage from the coordinator, to the coordinator from a gateway; repeated until answered."""
+    """End this request now: from a gateway to the coordinator, from it to the stages; repeated until answered."""
 
     request: RequestId
     reason: str = ""

@@ -163,9 +163,7 @@ class Media(msgspec.Struct, frozen=True, array_like=True, tag="media"):
     data: Blob
 
 
-Payload: TypeAlias = (
-    Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
-)
+Payload: TypeAlias = Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
 
 PAYLOAD_TYPES: tuple[type[Payload], ...] = (
     Text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.resource_tracker
 import os
 import signal
@@ -37,16 +38,23 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 def _live_children() -> dict[int, str]:
-    """Return process id and command line of each child; one that ended but was not waited for holds nothing."""
+    """Return process id and name of each child; one that ended but was not waited for holds nothing."""
     children: dict[int, str] = {}
-    for listing in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, listing.read_text().split()):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if command:  # empty for one that ended
-                children[pid] = command
+    for pid in _child_pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # waited for by another thread meanwhile
+            # proc(5): "pid (name) state …"; the name may hold parentheses. The command line is empty at first.
+            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
+            if after[0] not in "ZX":
+                children[pid] = before.partition("(")[2]
     # Started once by the standard library at the first shared-memory segment, ends with us.
     children.pop(getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None) or 0, None)
     return children
+
+
+def _child_pids() -> Iterator[int]:
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            yield from map(int, listing.read_text().split())
 
 
 def _lasting_threads() -> set[threading.Thread]:
@@ -60,6 +68,7 @@ def _leaves_nothing() -> Iterator[None]:
     yield
     children = {pid: command for pid, command in _live_children().items() if pid not in children_before}
     for pid in children:  # so that the next test has the machine to itself
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     assert children == {}, "child processes still run after the test"
     assert _lasting_threads() <= threads_before, "threads still run after the test"

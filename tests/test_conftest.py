@@ -26,9 +26,10 @@ def test_left_process_or_thread_fails_its_test(pytester: pytest.Pytester) -> Non
         import threading
 
         left = threading.Event()
+        processes = []
 
         def test_process():
-            subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+            processes.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
 
         def test_thread():
             threading.Thread(target=left.wait).start()

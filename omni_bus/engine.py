@@ -137,8 +137,8 @@ class Inputs(ABC):
 class StreamingEngine(Engine):
     """Each request is an async generator on the stage's loop.
 
-    The generator is not advanced while the request has no credit, and is closed (`GeneratorExit`, `CancelledError`) when it
-    is cancelled. Work that blocks belongs on a thread.
+    The generator is not advanced while the request has no credit, and is closed (`GeneratorExit`, `CancelledError`)
+    when it is cancelled. Work that blocks belongs on a thread.
     """
 
     max_num_seqs: int = 8

@@ -52,7 +52,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         for name in outputs:
             if name not in self.outputs:
                 raise unknown_name("output", name, self.outputs, field="outputs")
-        wanted = {name for name in outputs or self.outputs}
+        wanted = set(outputs or self.outputs)
         stages: set[str] = set()
         frontier = [edge.source for edge in self.edges if edge.target == OUT and edge.target_port in wanted]
         while frontier:
@@ -62,7 +62,5 @@ class Pipeline(msgspec.Struct, frozen=True):
             stages.add(stage)
             frontier.extend(edge.source for edge in self.edges if edge.target == stage)
         return tuple(
-            edge
-            for edge in self.edges
-            if edge.target in stages or (edge.target == OUT and edge.target_port in wanted)
+            edge for edge in self.edges if edge.target in stages or (edge.target == OUT and edge.target_port in wanted)
         )

@@ -1,7 +1,7 @@
 """Blobs as NumPy arrays and back, without a copy and without torch.
 
-bfloat16 and float8 are ml_dtypes' NumPy types. NumPy and ml_dtypes are imported at the first use, so that processes that only
-pass payloads on never load them.
+bfloat16 and float8 are ml_dtypes' NumPy types. NumPy and ml_dtypes are imported at the first use, so that processes
+that only pass payloads on never load them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def blob(array: Array) -> Blob:
     array = np.ascontiguousarray(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    return Blob(memoryview(array.reshape(-1).view(np.uint8)))
+    return Blob(array.reshape(-1).view(np.uint8).data)
 
 
 def tensor(array: Array) -> Tensor:

@@ -60,7 +60,7 @@ class TransformersTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """Requests in one step."""
     max_resident: Count = 16
     """Requests that hold a slot at once, suspended ones included."""
-    context_length: Annotated[int, Meta(ge=2)] | None = None
+    context_length: Annotated[int, Meta(ge=8)] | None = None
     """Tokens of prompt and output together; by default the model's own, at most 2048."""
     prefill_chunk: Count | None = None
     """Prompt tokens of one step; by default 64 on a CPU, 1024 elsewhere."""
@@ -141,8 +141,12 @@ class TransformersText(StepEngine):
         path = Path(options.model).expanduser()
         if options.model == smollm2.NAME:
             if smollm2.find_gguf() is None:
-                problems.append(f"model: '{options.model}' needs the Python package {smollm2.PACKAGE}, not installed here")
-        elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (path / "config.json").is_file():
+                problems.append(
+                    f"model: '{options.model}' needs the Python package {smollm2.PACKAGE}, not installed here"
+                )
+        elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
+            path / "config.json"
+        ).is_file():
             problems.append(f"model: '{options.model}' is not the folder of a model: it has no config.json")
         return problems
 
@@ -211,7 +215,7 @@ class TransformersText(StepEngine):
         wanted = self.options.context_length
         if wanted is not None and wanted > longest:
             raise StartFailed(
-                f"context_length: {wanted} is beyond what '{self.options.model}' can do (allowed: 2 to {longest})",
+                f"context_length: {wanted} is beyond what '{self.options.model}' can do (allowed: 8 to {longest})",
                 field="context_length",
             )
         self._context_length = wanted or min(longest, DEFAULT_CONTEXT_LENGTH)
@@ -297,7 +301,8 @@ class TransformersText(StepEngine):
             )
         if params.max_tokens is not None and params.min_tokens > params.max_tokens:
             raise BadInput(
-                f"min_tokens: {params.min_tokens} is above max_tokens (allowed: at most {params.max_tokens})", field="min_tokens"
+                f"min_tokens: {params.min_tokens} is above max_tokens (allowed: at most {params.max_tokens})",
+                field="min_tokens",
             )
         for token in params.stop_token_ids:
             if token >= self._vocab_size:
@@ -316,8 +321,11 @@ class TransformersText(StepEngine):
         import torch
 
         planned = self._plan([self._running[id_] for id_ in requests])
+        if not planned:
+            return []
+        is_exact = any(running.params.seed is not None for running, _ in planned)
         with torch.inference_mode():
-            logits = self._forward([piece for _, piece in planned])
+            logits = self._forward([piece for _, piece in planned], is_exact=is_exact)
             for running, piece in planned:
                 running.num_computed += len(piece.ids)
             # A prompt that isn't read to its end has no next token yet.
@@ -325,15 +333,20 @@ class TransformersText(StepEngine):
             return self._advance([planned[index][0] for index in rows], logits[rows])
 
     def _plan(self, requests: Sequence[_Running]) -> list[tuple[_Running, Piece]]:
+        """Return each request's next piece; prompts only as far as the step's budget goes.
+
+        A prompt is always cut at the same places, whoever else has one: attention over a part gives slightly other bits than over the
+        whole. The first prompt always fits.
+        """
         budget = self._prefill_chunk
         planned: list[tuple[_Running, Piece]] = []
         for running in requests:
-            if running.generated:
-                planned.append((running, running.piece(1)))
-            elif budget > 0:
-                piece = running.piece(budget)
+            piece = running.piece(self._prefill_chunk)
+            if not running.generated:
+                if len(piece.ids) > budget:
+                    continue
                 budget -= len(piece.ids)
-                planned.append((running, piece))
+            planned.append((running, piece))
         return planned
 
     def _advance(self, requests: Sequence[_Running], logits: torch.Tensor) -> list[Event]:

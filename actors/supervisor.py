@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import signal
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +36,7 @@ MAX_LAST_LINES = 20
 """Lines of plain output that are kept of each process, to be shown if it dies without saying why."""
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """Of a process, where it is not a load phase of its own."""
 
     STARTING = "starting"

@@ -36,6 +36,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_name_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--name``, for commands that visit a running deployment."""
+    parser.add_argument("--name", help="which running deployment (default: the only one)")
+
+
 def load_deployment(args: argparse.Namespace) -> Loaded:
     """Load what the arguments of `add_config_arguments` name, for this machine and environment.
 

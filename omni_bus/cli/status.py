@@ -55,11 +55,12 @@ async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
 
 def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
-    table = Table("actor", "phase", "live", "round trip", "active", "waiting", "suspended", "done", "failed", "cancelled")
+    counted = ("active", "waiting", "suspended", "done", "failed", "cancelled")
+    table = Table("actor", "phase", "live", "answers in", *counted, box=None, header_style="dim", pad_edge=False)
     for actor in sorted(actors, key=lambda actor: (actor["role"], actor["actor"])):
         stats = actor.get("stats", {}) if actor["role"] == "stage" else {}
         trip = f"{actor['round_trip_s'] * 1000:.1f} ms" if actor["is_live"] else "no answer"
-        counts = (str(stats.get(name, "")) for name in ("active", "waiting", "suspended", "done", "failed", "cancelled"))
+        counts = (str(stats.get(name, "")) for name in counted)
         table.add_row(actor["actor"], actor["phase"], "yes" if actor["is_live"] else "NO", trip, *counts)
     console.print(table)
     for name, counts in status["pipelines"].items():

@@ -83,8 +83,8 @@ async def run_streaming(
 ) -> Collected:
     """Run one request on a loaded engine to its end and return all that it put out.
 
-    Checks what a stage relies on: ports that the engine declares, their kinds, blobs as long as their headers say, nothing after
-    `Finish`.
+    Checks what a stage relies on: ports that the engine declares, their kinds, blobs as long as their headers say,
+    nothing after `Finish`.
 
     Raises:
         OmniBusError: as the engine raised it.

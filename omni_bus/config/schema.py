@@ -30,6 +30,8 @@ class StageConfig(msgspec.Struct, frozen=True):
     """Threads of each replica; by default the cores are shared out evenly over all replicas of all stages."""
     max_input_bytes: Count = 256 * 1024 * 1024
     """Input that one request may hold in the stage before it is refused."""
+    params: dict[str, Any] = {}
+    """Parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``; the adapter's own."""
     options: dict[str, Any] = {}
 
 

@@ -1,7 +1,7 @@
 """Everything that a deployment file may say, as frozen Structs.
 
-Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or a
-gateway's table; those are validated by the adapter's or gateway's `Options`. What a default stands for (a pipeline's
+Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or
+a gateway's table; those are validated by the adapter's or gateway's `Options`. What a default stands for (a pipeline's
 name, a gateway's protocol) is filled in on loading.
 """
 

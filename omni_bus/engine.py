@@ -145,7 +145,7 @@ class StreamingEngine(Engine):
     """Requests that run at once; others wait in the stage."""
 
     @abstractmethod
-    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish]:
+    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Yield (port, payload) pairs; a `Finish`, if any, comes last.
 
         Raises:

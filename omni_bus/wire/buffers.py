@@ -62,7 +62,7 @@ def blob(array: Array) -> Blob:
     array = np.ascontiguousarray(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    return Blob(memoryview(array.reshape(-1).view(np.uint8)))
+    return Blob(array.reshape(-1).view(np.uint8).data)
 
 
 def tensor(array: Array) -> Tensor:

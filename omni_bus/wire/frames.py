@@ -23,7 +23,10 @@ Role: TypeAlias = Literal["stage", "gateway", "client"]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Parent of all frames: immutable, positional, tagged with the class name."""
+    """Parent of all frames: immutable, positional, tagged with the class name.
+
+    Subclasses inherit all three; they repeat `frozen` because type checkers don't see that.
+    """
 
 
 # --- the vocabulary inside frames ---------------------------------------------------------------------------
@@ -117,7 +120,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 # --- control: membership ------------------------------------------------------------------------------------
 
 
-class Hello(Frame):
+class Hello(Frame, frozen=True):
     """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table."""
 
     version: int
@@ -129,7 +132,7 @@ class Hello(Frame):
     live: tuple[Route, ...] = ()
 
 
-class Welcome(Frame):
+class Welcome(Frame, frozen=True):
     """You are known; send a `Heartbeat` each `heartbeat_s`."""
 
     version: int
@@ -137,46 +140,46 @@ class Welcome(Frame):
     heartbeat_s: float
 
 
-class Introduce(Frame):
+class Introduce(Frame, frozen=True):
     """I do not know you (I am new): say `Hello` again."""
 
 
-class Progress(Frame):
+class Progress(Frame, frozen=True):
     """How far a start is: `phase` is a word, `fraction` in [0, 1] within it."""
 
     phase: str
     fraction: float = 0.0
 
 
-class Ready(Frame):
+class Ready(Frame, frozen=True):
     """I can serve."""
 
 
-class Heartbeat(Frame):
+class Heartbeat(Frame, frozen=True):
     """I am alive, and this is where I listen."""
 
     endpoint: str
 
 
-class Goodbye(Frame):
+class Goodbye(Frame, frozen=True):
     """I am leaving of my own will."""
 
     reason: str = ""
 
 
-class Lost(Frame):
+class Lost(Frame, frozen=True):
     """This peer is gone: nothing more will come from it, nothing will reach it."""
 
     peer: Peer
 
 
-class Ping(Frame):
+class Ping(Frame, frozen=True):
     """Answer with a `Pong` of the same nonce."""
 
     nonce: int
 
 
-class Pong(Frame):
+class Pong(Frame, frozen=True):
     """The answer to a `Ping`."""
 
     nonce: int
@@ -186,7 +189,7 @@ class Pong(Frame):
 # --- control: requests --------------------------------------------------------------------------------------
 
 
-class Submit(Frame):
+class Submit(Frame, frozen=True):
     """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take."""
 
     request: RequestId
@@ -198,41 +201,41 @@ class Submit(Frame):
     trace: str = ""
 
 
-class Admit(Frame):
+class Admit(Frame, frozen=True):
     """Your request may start; this is its route."""
 
     route: Route
 
 
-class Reject(Frame):
+class Reject(Frame, frozen=True):
     """Your request won't start."""
 
     request: RequestId
     error: ErrorInfo
 
 
-class Cancel(Frame):
+class Cancel(Frame, frozen=True):
     """End this request now. To a stage from the coordinator, to the coordinator from a gateway; repeated until answered."""
 
     request: RequestId
     reason: str = ""
 
 
-class Cancelled(Frame):
+class Cancelled(Frame, frozen=True):
     """The cancel is carried out; `freed` engine slots were given back."""
 
     request: RequestId
     freed: int = 0
 
 
-class Done(Frame):
+class Done(Frame, frozen=True):
     """A stage finished its part of the request."""
 
     request: RequestId
     stats: RequestStats = RequestStats()
 
 
-class Failed(Frame):
+class Failed(Frame, frozen=True):
     """A stage could not finish (to the coordinator), or the request is over with this error (to the gateway)."""
 
     request: RequestId
@@ -242,7 +245,7 @@ class Failed(Frame):
 # --- control: administration --------------------------------------------------------------------------------
 
 
-class Admin(Frame):
+class Admin(Frame, frozen=True):
     """An operation on the deployment; `call` pairs it with its answer."""
 
     call: int
@@ -250,7 +253,7 @@ class Admin(Frame):
     args: dict[str, Any] = {}
 
 
-class AdminReply(Frame):
+class AdminReply(Frame, frozen=True):
     """The answer: a JSON-like `result`, or an error."""
 
     call: int
@@ -261,7 +264,7 @@ class AdminReply(Frame):
 # --- data ---------------------------------------------------------------------------------------------------
 
 
-class Open(Frame):
+class Open(Frame, frozen=True):
     """The first frame on an edge. `params` are the parameters of every stage downstream, by stage name."""
 
     route: Route
@@ -269,7 +272,7 @@ class Open(Frame):
     params: dict[str, dict[str, Any]] = {}
 
 
-class Chunk(Frame):
+class Chunk(Frame, frozen=True):
     """The `seq`-th payload of an edge, from 0."""
 
     request: RequestId
@@ -278,7 +281,7 @@ class Chunk(Frame):
     payload: Payload
 
 
-class Credit(Frame):
+class Credit(Frame, frozen=True):
     """The sender of `edge` may send up to this many chunks and charged bytes in all, counted from the beginning."""
 
     request: RequestId
@@ -287,7 +290,7 @@ class Credit(Frame):
     bytes: int
 
 
-class Close(Frame):
+class Close(Frame, frozen=True):
     """The edge ended after `num_chunks` chunks."""
 
     request: RequestId

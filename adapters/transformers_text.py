@@ -87,6 +87,8 @@ class _Running:
     prompt: Sequence[int]
     params: SamplingParams
     is_text_wanted: bool
+    ends: frozenset[int]
+    """Tokens that end the text."""
     max_total: int
     choice: TokenChoice
     detokenizer: Detokenizer
@@ -201,6 +203,9 @@ class TransformersText(StepEngine):
         if dtype == "auto" and on_cpu:
             dtype = "float32"
         self._prefill_chunk = self.options.prefill_chunk or (CPU_PREFILL_CHUNK if on_cpu else DEVICE_PREFILL_CHUNK)
+        if on_cpu:
+            # Otherwise weights are read by a pool of threads, more than our share, that is left to end by itself.
+            os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
         register_attention()
         report("loading weights", 0.0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
@@ -294,6 +299,7 @@ class TransformersText(StepEngine):
             prompt=prompt,
             params=params,
             is_text_wanted="text" in request.outputs,
+            ends=ends,
             max_total=max_total,
             choice=TokenChoice(params, prompt, ends, self._device),
             detokenizer=Detokenizer(self._tokenizer.backend_tokenizer),
@@ -396,7 +402,7 @@ class TransformersText(StepEngine):
         running.generated.append(token)
         running.num_unsent += 1
         is_long_enough = len(running.generated) >= running.params.min_tokens
-        if token in self._ends_of(running.params) and is_long_enough:
+        if token in running.ends and is_long_enough:
             text = running.stops.feed(running.detokenizer.flush()) + running.stops.flush()
             return self._finish(running, text, "stop", {"stop_token_id": token})
         text = running.detokenizer.feed(token)

@@ -45,6 +45,12 @@ def folder(starts: list[dict[str, Any]]) -> Path:
     return Path(starts[0]["folder"])
 
 
+@pytest.fixture(autouse=True)
+def _no_loading_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers leaves them to end by themselves, which may be after the test."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+
+
 @pytest.fixture
 def small_writer(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Puts one file in place of half a gigabyte; returns the folders that it wrote to."""

@@ -168,12 +168,12 @@ SAMPLED: tuple[dict[str, Any], ...] = (
 
 def test_seeded_request_has_the_same_tokens_in_any_company(asker: Asker) -> None:
     """Logits are compared to the last bit elsewhere; here what comes of them, over several ways to sample."""
-    alone = [asker.answer(QUESTIONS[2], greedy(16) | params) for params in SAMPLED]
+    alone = [asker.answer(QUESTIONS[5], greedy(12) | params) for params in SAMPLED]
 
     requests: list[str] = []
     for params in SAMPLED:
-        requests.append(asker.ask(QUESTIONS[2], greedy(16) | params))
-        asker.ask(QUESTIONS[5], greedy(16) | {"temperature": 1.0})
+        requests.append(asker.ask(QUESTIONS[5], greedy(12) | params))
+        asker.ask(QUESTIONS[7], greedy(12) | {"temperature": 1.0})
         asker.step()
     asker.run()
 
@@ -216,7 +216,7 @@ def test_suspended_request_keeps_its_place(asker: Asker, reference: Reference) -
     for _ in range(6):
         asker.step()
     before = list(asker.ids(suspended))
-    for _ in range(12):
+    for _ in range(5):
         asker.step(running)
     assert asker.ids(suspended) == before
 
@@ -385,7 +385,7 @@ def test_min_tokens_hold_the_end_off(asker: Asker) -> None:
 
 def test_text_of_random_tokens_is_whole(asker: Asker, reference: Reference) -> None:
     """Hot sampling gives characters in pieces and bytes that are none."""
-    request = asker.ask(QUESTIONS[6], {"temperature": 2.0, "seed": 5, "max_tokens": 80, "ignore_eos": True})
+    request = asker.ask(QUESTIONS[6], {"temperature": 2.0, "seed": 5, "max_tokens": 60, "ignore_eos": True})
     [result] = asker.run(request)
 
     assert result.text == reference.tokenizer.decode(asker.ids(request), skip_special_tokens=True)
@@ -536,7 +536,7 @@ def test_model_without_chat_template_is_refused(loaded: TransformersText, cache:
 def test_random_schedule_of_joins_aborts_and_pauses_is_exact(
     loaded: TransformersText, cache: str, tmp_path: Path
 ) -> None:
-    """Two hundred requests on a tiny model: each that runs to its end gives what it gives alone."""
+    """A hundred requests on a tiny model: each that runs to its end gives what it gives alone."""
     config = transformers.LlamaConfig(
         **TINY, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4
     )
@@ -548,8 +548,8 @@ def test_random_schedule_of_joins_aborts_and_pauses_is_exact(
     draw = random.Random(11)
     asked: dict[str, int] = {}
     num_whole = 0
-    while len(asked) < 200 or asker.live:
-        if len(asker.live) < 8 and len(asked) < 200:
+    while len(asked) < 100 or asker.live:
+        if len(asker.live) < 8 and len(asked) < 100:
             kind = draw.randrange(len(kinds))
             asked[asker.ask(*kinds[kind])] = kind
         if asker.live and draw.random() < 0.05:
@@ -562,7 +562,7 @@ def test_random_schedule_of_joins_aborts_and_pauses_is_exact(
             num_whole += 1
             assert asker.ids(request) == alone[kind]
 
-    assert num_whole > 100
+    assert num_whole > 50
     assert asker.engine.statistics()[:3] == (0, 8, 0)
 
 

@@ -151,6 +151,7 @@ class CoordinatorProcess(Process):
                 if request in self._entered:
                     raise Violation(f"{request} ended and came back")
                 self._entered.add(request)
+                self.world.num_adopted += requests[request].is_adopted
             self._live = set(requests)
         ended = core._ended["done"] + core._ended["failed"] + core._ended["cancelled"]
         num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
@@ -313,6 +314,8 @@ class GatewayProcess(_MemberProcess):
             self.carry(self.member.on_frame(frame))
             if isinstance(frame, Introduce):
                 self.carry(self.core.on_coordinator_changed())
+            elif isinstance(frame, Lost):
+                self.carry(self.core.on_peer_lost(frame.peer))
             return
         self.carry(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
         request = getattr(frame, "request", None)

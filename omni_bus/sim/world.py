@@ -44,8 +44,9 @@ class World:
         self.ledger = Ledger(self.rng)
         self.now = 0.0
         self.num_steps = 0
+        self.num_adopted = 0
         self.processes: dict[str, Process] = {}
-        self.held_frames: list[tuple[Process, Peer, AnyFrame]] = []
+        self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
         self._is_traced = trace
         self._heap: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
@@ -149,7 +150,7 @@ class World:
         process = self.processes.get(target.actor)
         if target.actor == COORDINATOR and process is not None and not process.is_alive:
             if not self.loses_frames:
-                self.held_frames.append((source, target, frame))
+                self.held_frames.append((source, target, frame, link))
             return
         if process is None or not process.is_alive or target.incarnation not in {0, process.peer.incarnation}:
             return
@@ -160,8 +161,8 @@ class World:
     def release_held(self) -> None:
         """Give a new coordinator what queued up for the former one."""
         held, self.held_frames = self.held_frames, []
-        for source, target, frame in held:
-            self.send(source, target, frame)
+        for source, target, frame, link in held:
+            self._deliver(source, target, frame, link)
 
     def cut(self, process: Process) -> None:
         """A process died: of what it had sent, each link delivers a part, from the beginning."""

@@ -289,7 +289,7 @@ class CoordinatorCore:
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
         """Learn of a running request from an actor that takes part in it: this coordinator is new, or had given it up."""
         is_client = route.gateway == actor.peer
-        if not is_client and route.stages.get(actor.stage) != actor.peer:
+        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
             return []
         request = route.request
         entry = self._requests.get(request)

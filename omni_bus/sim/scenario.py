@@ -177,7 +177,7 @@ def draw(rng: Random) -> Scenario:
     for number in range(rng.randrange(1, MAX_REQUESTS + 1)):
         pipeline = pipelines[rng.choice(names)]
         rng.choice(requests).append(_request(f"r{number}", pipeline, rng))
-    num_faults = rng.choice((0, 0, 0, 1, 1, 2))
+    num_faults = rng.choice((0, 0, 1, 1, 2))
     return Scenario(
         pipelines=pipelines,
         stages=stages,

@@ -35,6 +35,7 @@ from omni_bus.wire.frames import (
     Route,
     Submit,
 )
+from omni_bus.wire.payloads import kind_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId, Peer, RequestId, Sender
@@ -97,8 +98,12 @@ class ClientCore:
         call = self._calls.get(request)
         if call is None:
             return []
+        edges = self._port(call, port)
+        for edge in edges:
+            if kind_of(payload) != edge.kind:
+                raise BadInput(f"input '{port}' got a {kind_of(payload)} (allowed: {edge.kind})", field=port)
         effects: list[ClientEffect] = []
-        for edge in self._port(call, port):
+        for edge in edges:
             effects += self._frames(call, edge, edge.push(payload))
         return effects
 

@@ -180,7 +180,9 @@ class ClientCore:
         return effects
 
     def _coordinator_lost(self) -> Unavailable:
-        return Unavailable("the coordinator was lost before it answered", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+        return Unavailable(
+            "the coordinator was lost before it answered", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
+        )
 
     # --- frames -------------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ class CoordinatorCore:
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Learn of a running request from an actor that takes part in it: this coordinator is new, or had given it up."""
+        """Learn of a running request from who takes part in it: this coordinator is new, or had given the actor up."""
         is_client = route.gateway == actor.peer
         if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
             return []

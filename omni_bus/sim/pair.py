@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ActorPair:
     """``in.prompt -> stage.prompt``, ``stage.text -> out.text``: one client core, one stage core.
 
-    Effects other than `Send` pile up in `client_effects` and `stage_effects`; frames for the coordinator, which the test
-    plays, in `control`. Frames between the two are delivered when `settle` is called, in order, so a test may
+    Effects other than `Send` pile up in `client_effects` and `stage_effects`; frames for the coordinator, whom the
+    test plays, in `control`. Frames between the two are delivered when `settle` is called, in order, so a test may
     look between.
     """
 

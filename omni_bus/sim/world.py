@@ -1,7 +1,6 @@
 """A virtual deployment around the real cores: one clock, links with delays, processes that come and go.
 
-Everything that happens is an entry of one heap ordered by virtual time; delays come from the schedule's seed, so each seed
-is another interleaving and each can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
+Everything that happens is an entry of one heap, ordered by virtual time; delays come from the seed, so each seed is another interleaving and can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
 """
 
 from __future__ import annotations
@@ -120,8 +119,7 @@ class World:
         """Nothing is under way but heartbeats; once these had their time to heal, nothing may be held either."""
         left = self._left()
         if left and self.now <= self.faults.last_at + 4 * MISSED_HEARTBEATS * self.scenario.heartbeat_s:
-            if self.now <= MAX_TIME_S and self._heap:
-                return False
+            return False
         if left:
             raise Violation(f"at rest, but {left}")
         return True
@@ -137,8 +135,7 @@ class World:
         link = (source.name, source.peer.incarnation, target.actor, target.incarnation)
         at = self.now + self.rng.expovariate(1 / self.scenario.delay_s)
         last = self._links.get(link, 0.0)
-        if at < last:
-            at = last
+        at = max(at, last)
         if self._stalled:
             at = max(at, self._stalled.get(link, 0.0))
         self._links[link] = at
@@ -179,7 +176,9 @@ class World:
     def trace(self, what: str, process: Process, about: object = "") -> None:
         """Write a line, if asked to."""
         if self._is_traced:
-            sys.stdout.write(f"{self.num_steps:6} {self.now:10.5f} {what} {process.name}#{process.peer.incarnation} {about}\n")
+            sys.stdout.write(
+                f"{self.num_steps:6} {self.now:10.5f} {what} {process.name}#{process.peer.incarnation} {about}\n"
+            )
 
 
 def run(seed: int, *, trace: bool = False) -> World:

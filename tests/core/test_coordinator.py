@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from omni_bus.core.coordinator import CANCEL_RETRY_S, TRANSITIONS, CoordinatorCore, State
@@ -49,7 +51,7 @@ class Deployment:
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s)
         self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline})
         self.now = 0.0
-        self.sent: list[Send] = []
+        self.sent: list[Any] = []
         self.forgotten: list[Peer] = []
         self.timers: dict[tuple[str, str], float] = {}
 
@@ -82,7 +84,7 @@ class Deployment:
         for request in requests:
             self.frame(GATEWAY, Submit(request, "chat", outputs, **fields))
 
-    def to(self, peer, kind):
+    def to(self, peer, kind) -> list[Any]:
         """Take the frames of a kind that were sent to a peer since the last call."""
         found = [send.frame for send in self.sent if send.peer == peer and isinstance(send.frame, kind)]
         self.sent = [send for send in self.sent if not (send.peer == peer and isinstance(send.frame, kind))]

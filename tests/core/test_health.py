@@ -1,3 +1,5 @@
+from typing import Any
+
 from omni_bus.core.effects import DropTimer, Send, SetTimer
 from omni_bus.core.health import ROUND_TRIP_S, Health
 from omni_bus.core.membership import Membership
@@ -24,10 +26,10 @@ def test_all_answers_end_the_round_at_once():
     ]
 
     assert health.on_pong(two[0].sender, Pong(1, StageStats(active=3)), 10.25) == []
-    ended = health.on_pong(two[1].sender, Pong(1), 10.5)
+    ended: list[Any] = health.on_pong(two[1].sender, Pong(1), 10.5)
 
     assert ended[0] == DropTimer(("health", "1"))
-    reply = ended[1].frame
+    reply: Any = ended[1].frame
     assert isinstance(reply, AdminReply)
     assert reply.call == 7
     assert [row["is_live"] for row in reply.result] == [True, True]
@@ -42,7 +44,8 @@ def test_silent_actor_is_reported_not_live():
     health.begin(ASKER, 7, two, 0.0)
     health.on_pong(two[0].sender, Pong(1), 0.5)
 
-    reply = health.on_timer(1)[1].frame
+    ended: list[Any] = health.on_timer(1)
+    reply = ended[1].frame
 
     assert [row["is_live"] for row in reply.result] == [True, False]
     assert health.on_timer(1) == []
@@ -61,6 +64,7 @@ def test_late_doubled_and_strange_pongs_change_nothing():
 
 
 def test_nobody_to_ask_answers_at_once():
-    reply = Health().begin(ASKER, 7, [], 0.0)[-1].frame
+    ended: list[Any] = Health().begin(ASKER, 7, [], 0.0)
+    reply = ended[-1].frame
 
     assert reply == AdminReply(7, [])

@@ -27,9 +27,7 @@ ROUTE = Route("r", "p", Peer("gateway", 1, "g"), {"llm": ME}, ())
 
 @pytest.fixture
 def member() -> Member:
-    return Member(
-        ME, "stage", COORDINATOR, stage="llm", live=lambda: (ROUTE,), stats=lambda: StageStats(active=2)
-    )
+    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: (ROUTE,), stats=lambda: StageStats(active=2))
 
 
 def test_start_says_hello_and_beats(member):

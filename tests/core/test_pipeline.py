@@ -9,7 +9,8 @@ def pipeline(*edges: str) -> Pipeline:
     parsed = []
     for edge in edges:
         source, target = edge.split(" -> ")
-        parsed.append(RouteEdge(*source.split("."), *target.split("."), "text", 1, 1024))
+        (stage, port), (target_stage, target_port) = source.split("."), target.split(".")
+        parsed.append(RouteEdge(stage, port, target_stage, target_port, "text", 1, 1024))
     return Pipeline("p", "p", (), tuple(parsed))
 
 

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from omni_bus.core.effects import Abort, Add, Feed, Report, Resume, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Deliver, Feed, Report, Resume, Start, Step, Suspend
 from omni_bus.core.stage import TRANSITIONS, EngineShape, State, stage_failed
 from omni_bus.core.tombstones import MAX_TOMBSTONES
 from omni_bus.engine import Failure, Finished, Output, Starved
@@ -95,7 +95,7 @@ def test_chunks_arrive_in_order_and_the_end_completes_the_request():
     stepped(pair, Output("r", "text", A), Output("r", "text", B))
     stepped(pair, Finished("r", Finish("length")))
 
-    delivered = [effect.payload for effect in pair.client_effects if type(effect).__name__ == "Deliver"]
+    delivered = [effect.payload for effect in pair.client_effects if isinstance(effect, Deliver)]
     assert delivered == [A, B]
     assert pair.client.num_live == 0
     (done,) = control(pair, Done)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import Chunk, Close, Finish, Open, Route, RouteEdge
-from omni_bus.wire.payloads import HEADER_BYTES, Text, size_of
+from omni_bus.wire.payloads import HEADER_BYTES, Payload, Text, size_of
 
 
 class FlowControl(RuleBasedStateMachine):
@@ -26,7 +26,7 @@ class FlowControl(RuleBasedStateMachine):
         self.forth: deque = deque()
         self.back: deque = deque()
         self.pushed: list[Text] = []
-        self.received: list[Text] = []
+        self.received: list[Payload] = []
         self.num_consumed = 0
         self.is_finished = False
         self.was_abandoned = False

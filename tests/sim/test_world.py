@@ -90,9 +90,10 @@ def test_broken_core_is_noticed(monkeypatch, owner, name, broken):
 def test_ledger_notices_loss_doubling_and_early_end():
     for payloads in (["r|s.o|1|"], ["r|s.o|0|", "r|s.o|0|"], ["r|other.o|0|"]):
         ledger = Ledger(World(0).rng)
-        with pytest.raises(Violation):
-            for text in payloads:
-                ledger.receive("r", "s.o", "out", Text(text))
+        for text in payloads[:-1]:
+            ledger.receive("r", "s.o", "out", Text(text))
+        with pytest.raises(Violation, match="was due"):
+            ledger.receive("r", "s.o", "out", Text(payloads[-1]))
     ledger = Ledger(World(0).rng)
     ledger.emit("r", "s.o")
     with pytest.raises(Violation, match="had not ended"):

@@ -316,6 +316,10 @@ class BusClient:
                 if isinstance(frame, Welcome):
                     self._welcomed.set()
                 self.perform(self._member.on_frame(frame))
+                if isinstance(frame, Introduce):
+                    self.perform(self.core.on_coordinator_changed())
+                elif isinstance(frame, Lost):
+                    self.perform(self.core.on_peer_lost(frame.peer))
             case _:
                 self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
 

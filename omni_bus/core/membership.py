@@ -50,10 +50,12 @@ class Membership:
         actor = self._by_name.get(sender.actor)
         return actor if actor is not None and actor.peer.incarnation == sender.incarnation else None
 
-    def former(self, peer: Peer) -> Actor | None:
-        """Another incarnation under the same name, which the newcomer replaces."""
-        actor = self._by_name.get(peer.actor)
-        return actor if actor is not None and actor.peer.incarnation != peer.incarnation else None
+    def former(self, hello: Hello) -> Actor | None:
+        """Who is known under the newcomer's name and is not it, so is replaced: a former incarnation, usually."""
+        actor = self._by_name.get(hello.peer.actor)
+        if actor is None or (actor.peer, actor.role, actor.stage) == (hello.peer, hello.role, hello.stage):
+            return None
+        return actor
 
     def join(self, hello: Hello, now: float) -> Actor:
         """Take an actor in, or take its repeated hello."""

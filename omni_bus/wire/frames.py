@@ -159,9 +159,10 @@ class Ready(Frame):
 
 
 class Heartbeat(Frame):
-    """I am alive, and this is where I listen."""
+    """I am alive, this is where I listen, and so many requests (of those in a `Hello`'s `live`) I hold."""
 
     endpoint: str
+    num_live: int = 0
 
 
 class Goodbye(Frame):
@@ -229,6 +230,12 @@ class Cancelled(Frame):
 
     request: RequestId
     freed: int = 0
+
+
+class Inquire(Frame):
+    """Do you hold this request? Who does says nothing; else a stage repeats how it ended, a client cancels."""
+
+    request: RequestId
 
 
 class Done(Frame):
@@ -319,6 +326,7 @@ ControlFrame: TypeAlias = (
     | Reject
     | Cancel
     | Cancelled
+    | Inquire
     | Done
     | Failed
     | Admin

@@ -41,8 +41,8 @@ class CoordinatorActor:
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
         self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
-        logger.info("listening", extra={"fields": {"endpoint": self._driver.me.endpoint}})
 
     @property
     def endpoint(self) -> str:
@@ -50,20 +50,25 @@ class CoordinatorActor:
         return self._driver.me.endpoint
 
     async def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and wait for running requests; True if all of them finished by themselves."""
+        """Admit nothing more and wait until requests have ended and gateways have left.
+
+        Returns:
+            True if no request had to be cut.
+        """
         self._perform(self._core.drain(self._driver.now))
         if await self._is_idle_within(timeout_s):
             return True
+        is_clean = self._core.num_live == 0
         self._perform(self._core.cut(self._driver.now))
         await self._is_idle_within(CUT_S)
-        return False
+        return is_clean
 
     async def close(self) -> None:
         """Close the sockets."""
         await self._driver.close()
 
     async def _is_idle_within(self, timeout_s: float) -> bool:
-        if self._core.num_live == 0:
+        if self._core.is_idle:
             return True
         self._idle.clear()
         try:
@@ -81,12 +86,12 @@ class CoordinatorActor:
 
     def _perform(self, effects: Sequence[Common]) -> None:
         self._driver.perform(effects)
-        if self._core.num_live == 0:
+        if self._core.is_idle:
             self._idle.set()
 
 
 async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM, then drain; a second one ends at once."""
     del arguments
     stop = Stop()
     actor = CoordinatorActor(deployment)

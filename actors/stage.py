@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 2.0
+"""An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
+
 
 class StageActor:
     """One replica on the running loop: hello at construction, requests after `load`."""
@@ -47,7 +50,9 @@ class StageActor:
         name = f"{stage}.{replica}"
         self._stage = stage
         self._loop = asyncio.get_running_loop()
-        self._driver = Driver(name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer)
+        self._driver = Driver(
+            name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
+        )
         self._thread = EngineThread(name)
         self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
@@ -70,6 +75,7 @@ class StageActor:
             stats=lambda: self._core.stats,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
+        logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
 
     async def load(self) -> None:
@@ -93,10 +99,16 @@ class StageActor:
         return self._driver.leaving
 
     async def close(self) -> None:
-        """Say goodbye, end what runs, close the engine and the sockets."""
+        """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
         self._perform(self._member.goodbye("stopped"))
-        await self._host.close()
-        await self._thread.run(self.engine.close)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._host.close()
+                await self._thread.run(self.engine.close)
+        except TimeoutError:
+            logger.warning("the engine hangs and is left behind", extra={"fields": {"after_s": CLOSE_S}})
+        except Exception as error:  # the process ends anyway, and in order
+            logger.error("the engine could not be closed", exc_info=error)  # noqa: TRY400, G201 (its message may quote a prompt)
         self._thread.stop()
         await self._driver.close()
 
@@ -130,6 +142,9 @@ class StageActor:
                 self._perform(self._member.on_frame(frame))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
+        self._perform(self._core.on_unsent(request, error, self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

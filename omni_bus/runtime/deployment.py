@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.pipeline import Pipeline
 
 COORDINATOR = "coordinator"
+SUPERVISOR = "supervisor"
+
+MAX_SOCKET_PATH_BYTES = 107
+"""``sun_path`` in ``sockaddr_un`` has 108 bytes, the last one NUL (unix(7))."""
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -28,6 +33,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
+    supervisor_pid: int
+    """A process that finds itself without this parent has no deployment any more."""
     log_level: str = "INFO"
 
     @property
@@ -42,7 +49,11 @@ class Deployment(msgspec.Struct, frozen=True):
     def listen(self, actor: str) -> str:
         """Return the address that an actor's inbox binds; the pid keeps a successor apart from what was sent to the dead."""
         if self.config.bind == "ipc":
-            return f"ipc://{self.run_dir}/{actor}-{os.getpid()}.sock"
+            name = f"{actor}-{os.getpid()}"
+            path = f"{self.run_dir}/{name}.sock"
+            if len(path.encode()) > MAX_SOCKET_PATH_BYTES:  # names of 64 letters are allowed, and some directories are deep
+                path = f"{self.run_dir}/{hashlib.sha256(name.encode()).hexdigest()[:12]}.sock"
+            return f"ipc://{path}"
         return f"{self.config.bind}:0"
 
 

@@ -19,7 +19,7 @@ from omni_bus.wire.payloads import Payload
 
 PROTOCOL_VERSION = 1
 
-Role: TypeAlias = Literal["stage", "gateway", "client"]
+Role: TypeAlias = Literal["stage", "gateway", "client", "supervisor"]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -172,7 +172,10 @@ class Goodbye(Frame):
 
 
 class Lost(Frame):
-    """This peer is gone: nothing more will come from it, nothing will reach it."""
+    """This peer is gone: nothing more will come from it, nothing will reach it.
+
+    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once.
+    """
 
     peer: Peer
 

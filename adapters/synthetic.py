@@ -1,35 +1,31 @@
 """Synthetic text, relay, speech, image and video: engines for load and fault tests, not models.
 
-Each carries a marker from its input to its output, takes as many steps and as much time as it is told, and fails, hangs,
-crashes or grows on request (`adapters.synthetic_work`). `adapters.synthetic_marks` reads the output back.
+Each carries a marker from its input to its output, takes as many steps and as much time as it is told, and fails,
+hangs, crashes or grows on request (`adapters.synthetic_work`). `adapters.synthetic_marks` reads the output back.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from adapters.chat import read_messages
 from adapters.sampling import SamplingParams, refuse_unhonoured
 from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, picture_pixels, ramp, text_piece
+from adapters.synthetic_shapes import Progress, SyntheticSteps, SyntheticStream
 from adapters.synthetic_work import (
     Amount,
-    Batch,
     Bytes,
     CrashKind,
-    Progress,
     Seconds,
-    Statistics,
     StepIndex,
     StepOptions,
     StreamingOptions,
-    Workload,
     WorkParams,
-    check_work,
     plan_of,
 )
-from omni_bus.engine import Context, EngineRequest, Finished, Inputs, Output, StepEngine, StreamingEngine
+from omni_bus.engine import EngineRequest, Finished, Inputs, Output
 from omni_bus.errors import BadInput, InputTooLarge
 from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Video, kind_of
@@ -37,7 +33,7 @@ from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Vide
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from omni_bus.engine import Event, Report
+    from omni_bus.engine import Event
     from omni_bus.ids import RequestId
 
 MAX_PROMPT_CHARACTERS = 4096
@@ -45,75 +41,6 @@ MAX_PROMPT_CHARACTERS = 4096
 
 Side = Annotated[int, msgspec.Meta(ge=MIN_SIDE, le=4096)]
 PieceBytes = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
-
-
-class _Stepped(StepEngine):
-    """What the synthetic step engines of this file share: a workload and a batch."""
-
-    Options: ClassVar[type[msgspec.Struct]] = StepOptions
-
-    def __init__(self, options: StepOptions, context: Context) -> None:
-        super().__init__(options, context)
-        self.max_num_seqs = options.max_num_seqs
-        self.max_resident = options.max_resident
-        self._workload = Workload(options, context.num_threads)
-        self._batch: Batch[Any] = Batch(self._workload)
-
-    @classmethod
-    def check(cls, options: StepOptions) -> list[str]:
-        """Return what contradicts itself in the options."""
-        return check_work(options)
-
-    def load(self, report: Report) -> None:
-        """Take the time that the options say."""
-        self._workload.load(report)
-
-    def close(self) -> None:
-        """End every hang and wait; harmless when repeated."""
-        self._workload.close()
-
-    def statistics(self) -> Statistics:
-        """Return the counters; from any thread."""
-        return self._workload.statistics()
-
-    def step(self, requests: Sequence[RequestId]) -> list[Event]:
-        """Advance each named request by one step."""
-        return self._batch.step(requests, self._advance)
-
-    def abort(self, request: RequestId) -> None:
-        """Drop a request; unknown ids are ignored."""
-        self._batch.abort(request)
-
-    def _advance(self, request: RequestId, live: Any) -> list[Event]:
-        raise NotImplementedError
-
-
-class _Streamed(StreamingEngine):
-    """What the synthetic streaming engines share: a workload."""
-
-    Options: ClassVar[type[msgspec.Struct]] = StreamingOptions
-
-    def __init__(self, options: StreamingOptions, context: Context) -> None:
-        super().__init__(options, context)
-        self.max_num_seqs = options.max_num_seqs
-        self._workload = Workload(options, context.num_threads)
-
-    @classmethod
-    def check(cls, options: StreamingOptions) -> list[str]:
-        """Return what contradicts itself in the options."""
-        return check_work(options)
-
-    def load(self, report: Report) -> None:
-        """Take the time that the options say."""
-        self._workload.load(report)
-
-    def close(self) -> None:
-        """End every hang and wait; harmless when repeated."""
-        self._workload.close()
-
-    def statistics(self) -> Statistics:
-        """Return the counters; from any thread."""
-        return self._workload.statistics()
 
 
 # --- text ---------------------------------------------------------------------------------------------------
@@ -135,8 +62,8 @@ class TextOptions(StepOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 class TextParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request may set on `SyntheticText`: its work, and the sampling parameters of chat protocols.
 
-    `max_tokens`, `min_tokens` and `ignore_eos` set the length of the answer as they do on a model. What chooses the next
-    token (temperature and its like) has nothing to choose here; stop strings and token ids are refused.
+    `max_tokens`, `min_tokens` and `ignore_eos` set the length of the answer as they do on a model. What chooses the
+    next token (temperature and its like) has nothing to choose here; stop strings and token ids are refused.
     """
 
     # As in WorkParams: a Struct can't have two parents with fields.
@@ -163,7 +90,7 @@ class _TextState(msgspec.Struct):
     index: int = 0
 
 
-class SyntheticText(_Stepped):
+class SyntheticText(SyntheticSteps):
     """Answers a prompt with ``marker:0 marker:1 …``; the marker is the prompt's, or its last user message's text."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
@@ -221,8 +148,8 @@ def read_prompt(payloads: Sequence[Payload]) -> tuple[str, int]:
     """Return the text that marks a prompt, and the number of words in all of it.
 
     Args:
-        payloads: one of kind json: ``{"marker": text}``, or ``{"messages": [...]}`` as in `adapters.chat`, of which the last
-            user message is the marker.
+        payloads: one of kind json: ``{"marker": text}``, or ``{"messages": [...]}`` as in `adapters.chat`, of which the
+            last user message is the marker.
 
     Raises:
         BadInput: anything else; names the place.
@@ -257,7 +184,7 @@ class RelayParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     steps_per_piece: Amount | None = None
 
 
-class SyntheticRelay(_Streamed):
+class SyntheticRelay(SyntheticStream):
     """Passes text on, piece by piece and unchanged, after the work that it is told to do."""
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
@@ -292,7 +219,7 @@ class SpeechOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_
     rate_hz: Annotated[int, msgspec.Meta(ge=1000, le=192_000)] = 24_000
     """Sample rate."""
     chunk_bytes: Annotated[int, msgspec.Meta(ge=2, le=2**24)] = 9_600
-    """At most so many bytes (two a sample) come out in one chunk; a chunk is one step and never joins two input pieces."""
+    """Bytes (two a sample) of one chunk at most; a chunk is one step and never joins two input pieces."""
     speed: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
     """Seconds of sound made in a second, besides `step_time_s`; 0: no limit."""
     first_sample: Bytes = 0
@@ -309,7 +236,7 @@ class SpeechParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=
     first_sample: Bytes | None = None
 
 
-class SyntheticSpeech(_Streamed):
+class SyntheticSpeech(SyntheticStream):
     """Speaks a counting ramp (s16 mono), so many samples for each character, while the text still streams in."""
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
@@ -367,7 +294,7 @@ class _ImageState(msgspec.Struct):
     index: int = 0
 
 
-class SyntheticImage(_Stepped):
+class SyntheticImage(SyntheticSteps):
     """Draws a picture that says its prompt and step, after as many steps as it is told.
 
     ``image`` gets the finished picture, ``preview`` (if wanted) one after each step.
@@ -431,7 +358,7 @@ class VideoParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     height: Side | None = None
 
 
-class SyntheticVideo(_Streamed):
+class SyntheticVideo(SyntheticStream):
     """Makes frames that say their prompt and index, a chunk at a time."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "text"}

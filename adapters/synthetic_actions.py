@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from adapters.synthetic_marks import MARK_COLUMNS, action_tensor, floats_of, marker_of
-from adapters.synthetic_work import Batch, Statistics, StepOptions, Workload, WorkParams, check_work, plan_of
+from adapters.synthetic_shapes import SyntheticSteps
+from adapters.synthetic_work import StepOptions, WorkParams, plan_of
 from omni_bus.engine import Context, EngineRequest, Finished, Output, SessionEngine, Starved
 from omni_bus.errors import BadInput
 from omni_bus.wire.frames import Finish
@@ -17,7 +18,7 @@ from omni_bus.wire.payloads import Json, Payload, Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omni_bus.engine import Event, Report
+    from omni_bus.engine import Event
     from omni_bus.ids import RequestId
 
 Horizon = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -57,11 +58,11 @@ class _Session(msgspec.Struct):
     is_input_over: bool = False
 
 
-class SyntheticActions(SessionEngine):
+class SyntheticActions(SyntheticSteps, SessionEngine):
     """Answers each observation with one action array, (horizon, dof) float32, that says its number and the marker.
 
-    ``observation`` is ``{"marker": text}``, other keys are free; ``state`` is a float32 vector of which the columns from the
-    fifth on repeat what came last before the observation. A frame in which nothing waits emits nothing.
+    ``observation`` is ``{"marker": text}``, other keys are free; ``state`` is a float32 vector of which the columns
+    from the fifth on repeat what came last before the observation. A frame in which nothing waits emits nothing.
     """
 
     accepts: ClassVar[dict[str, str]] = {"observation": "json", "state": "tensor"}
@@ -73,28 +74,7 @@ class SyntheticActions(SessionEngine):
 
     def __init__(self, options: ActionsOptions, context: Context) -> None:
         super().__init__(options, context)
-        self.max_num_seqs = options.max_num_seqs
-        self.max_resident = options.max_resident
         self.frame_period_s = options.frame_period_s
-        self._workload = Workload(options, context.num_threads)
-        self._batch: Batch[_Session] = Batch(self._workload)
-
-    @classmethod
-    def check(cls, options: ActionsOptions) -> list[str]:
-        """Return what contradicts itself in the options."""
-        return check_work(options)
-
-    def load(self, report: Report) -> None:
-        """Take the time that the options say."""
-        self._workload.load(report)
-
-    def close(self) -> None:
-        """End every hang and wait; harmless when repeated."""
-        self._workload.close()
-
-    def statistics(self) -> Statistics:
-        """Return the counters; from any thread."""
-        return self._workload.statistics()
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Open a session; what came with it is fed first, states before observations.
@@ -142,10 +122,6 @@ class SyntheticActions(SessionEngine):
             else:
                 events.append(Starved(request))
         return events + self._batch.step(due, self._advance)
-
-    def abort(self, request: RequestId) -> None:
-        """Drop a session; unknown ids are ignored."""
-        self._batch.abort(request)
 
     def truncate(self, session: RequestId, port: str, position: int) -> None:
         """Forget the action arrays from number `position` on: the next one gets that number. Unknown ids are ignored.

@@ -166,8 +166,8 @@ class PictureMark(NamedTuple):
 def picture_pixels(mark: PictureMark, height: int, width: int) -> bytes:
     """Return uint8 RGB pixels, (height, width, 3), that carry `mark` and a CRC-32.
 
-    Squares are as large as the picture allows: from 8 pixels a side on they survive JPEG and H.264 at usual quality. Below
-    the squares a grey field brightens with the step.
+    Squares are as large as the picture allows: from 8 pixels a side on they survive JPEG and H.264 at usual quality.
+    Below the squares a grey field brightens with the step.
     """
     marker = mark.marker[:MAX_MARKER_CHARACTERS].encode()
     body = _HEADER.pack(_MAGIC, mark.step, mark.total, len(marker)) + marker

@@ -13,20 +13,17 @@ import signal
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from omni_bus.engine import Failure, Finished
-from omni_bus.errors import BadInput, StageFailed, StartFailed
+from omni_bus.errors import StageFailed, StartFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
-    from types import TracebackType
 
-    from omni_bus.engine import Event, Report
-    from omni_bus.ids import RequestId
+    from omni_bus.engine import Report
 
 CRASH_EXIT_STATUS = 70
 """Exit status of ``crash_with = "exit"``: EX_SOFTWARE of sysexits."""
@@ -110,7 +107,7 @@ def check_work(options: WorkOptions) -> list[str]:
         problems.append("load_hangs: true beside load_fails (allowed: one of the two)")
     if isinstance(options, StepOptions) and options.max_resident < options.max_num_seqs:
         problems.append(
-            f"max_resident: {options.max_resident} is below max_num_seqs, {options.max_num_seqs} (allowed: at least that)"
+            f"max_resident: {options.max_resident} is below max_num_seqs (allowed: at least {options.max_num_seqs})"
         )
     return problems
 
@@ -304,114 +301,3 @@ def _crash_if_due(plan: WorkOptions, index: int) -> None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-class Progress:
-    """One request on a streaming engine, as a context: counted as active inside, and by its outcome on the way out."""
-
-    def __init__(self, workload: Workload, plan: WorkOptions) -> None:
-        self._workload = workload
-        self._plan = plan
-        self.index = 0
-        """Steps executed so far."""
-
-    def __enter__(self) -> Self:
-        self._workload.refuse_if_closed()
-        self._workload.active += 1
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._workload.active -= 1
-        if kind is None:
-            self._workload.finished += 1
-        elif issubclass(kind, Exception):
-            self._workload.failed += 1
-        else:  # GeneratorExit and CancelledError
-            self._workload.aborted += 1
-
-    async def step(self, extra_s: float = 0.0) -> None:
-        """Execute the request's next step; see `Workload.spend`."""
-        await self._workload.spend(self._plan, self.index, extra_s)
-        self.index += 1
-
-
-class _Live(Protocol):
-    """What a step engine keeps of one request: its plan, and the steps that it has executed."""
-
-    plan: Any
-    index: int
-
-
-LiveT = TypeVar("LiveT", bound=_Live)
-
-
-class Batch(Generic[LiveT]):
-    """The live requests of a synthetic step engine."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._live: dict[RequestId, LiveT] = {}
-
-    def add(self, request: RequestId, live: LiveT) -> None:
-        """Take a request.
-
-        Raises:
-            BadInput: a request of this id is live already.
-            StageFailed: the engine is closed.
-        """
-        self._workload.refuse_if_closed()
-        if request in self._live:
-            raise BadInput(f"id: '{request}' is live already (allowed: a new id)", field="id")
-        self._live[request] = live
-        self._workload.active = len(self._live)
-
-    def get(self, request: RequestId) -> LiveT | None:
-        """Return what is kept of a request; None if it isn't live."""
-        return self._live.get(request)
-
-    def abort(self, request: RequestId) -> None:
-        """Drop a request; unknown ids are ignored."""
-        if self._drop(request):
-            self._workload.aborted += 1
-
-    def step(self, requests: Sequence[RequestId], advance: Callable[[RequestId, LiveT], list[Event]]) -> list[Event]:
-        """Execute one step of the named live requests, then let `advance` say what came of it for each.
-
-        `advance` sees the index of the step just executed.
-
-        Raises:
-            StageFailed: the engine was closed meanwhile.
-        """
-        events: list[Event] = []
-        running: list[tuple[RequestId, LiveT]] = []
-        for request in requests:
-            live = self._live.get(request)
-            if live is None:
-                continue
-            if live.plan.fail_at_step == live.index:
-                events.append(self.fail(request, step_failure(live.index)))
-            else:
-                running.append((request, live))
-        if running:
-            self._workload.spend_blocking([(live.plan, live.index) for _, live in running])
-        for request, live in running:
-            new = advance(request, live)
-            live.index += 1
-            events += new
-            if new and isinstance(new[-1], Finished):
-                self.finish(request)
-        return events
-
-    def finish(self, request: RequestId) -> None:
-        """Drop a request that is complete."""
-        self._workload.finished += self._drop(request)
-
-    def fail(self, request: RequestId, error: StageFailed | BadInput) -> Failure:
-        """Drop a request that can't go on, and return the event that says so."""
-        self._workload.failed += self._drop(request)
-        return Failure(request, error)
-
-    def _drop(self, request: RequestId) -> bool:
-        was_live = self._live.pop(request, None) is not None
-        self._workload.active = len(self._live)
-        return was_live

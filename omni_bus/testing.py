@@ -1,8 +1,8 @@
 """Drives engines without a stage around them: for the authors of adapters and their tests.
 
 `make_engine` builds an engine as a stage does, `StepDriver` plays the scheduler of a step or session engine,
-`start_streaming` and `run_streaming` the stage of a streaming engine. All of them check each value that the engine gives out
-and raise `ContractBroken`, so that a test which only looks at results checks the rules as well.
+`start_streaming` and `run_streaming` the stage of a streaming engine. All of them check each value that the engine
+gives out and raise `ContractBroken`, so that a test which only looks at results checks the rules as well.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class Stream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None):
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         await self.close()
 
 
@@ -290,7 +292,7 @@ class StepDriver:
         return request.id
 
     def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool = False) -> None:
-        """Bring more input of a request whose input is streamed; as in a stage, input that is refused ends the request."""
+        """Bring more input of a request whose input is streamed; input that is refused ends it, as in a stage."""
         if request not in self._requests:
             return
         try:

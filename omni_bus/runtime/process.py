@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -55,7 +56,9 @@ def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[N
         os._exit(1)
     die_with_parent(deployment.supervisor_pid)
     arguments = sys.argv[2:]
-    log_to_stderr(".".join((name, *arguments)) if name != "stage" else ".".join(arguments), deployment.log_level)
+    words = [] if name == "stage" else [name]
+    words += itertools.takewhile(lambda argument: not argument.startswith("--"), arguments)
+    log_to_stderr(".".join(words), deployment.log_level)
     try:
         code = uvloop.run(run(deployment, arguments))
     except OmniBusError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -21,6 +22,12 @@ from omni_bus.wire.payloads import Json, Payload, Text
 
 PROMPT: dict[str, list[Payload]] = {"prompt": [Json({"marker": "m"})]}
 PIECES: dict[str, list[Payload]] = {"text": [Text("a"), Text("b"), Text("c")]}
+
+
+async def announced(taken: asyncio.Event) -> AsyncIterator[Payload]:
+    """One piece of text; whoever waits for `taken` runs after the engine has gone as far as it can with it."""
+    taken.set()
+    yield Text("a")
 
 
 class WaitingThread(threading.Thread):
@@ -241,9 +248,10 @@ async def test_stream_fails_at_its_step() -> None:
 
 async def test_hanging_stream_holds_nobody_else() -> None:
     engine = make_engine(SyntheticRelay)
-    hanging = asyncio.create_task(run_streaming(engine, PIECES, {"hang_at_step": 1}))
-    while engine.statistics().hung == 0:
-        await asyncio.sleep(0)
+    taken = asyncio.Event()
+    hanging = asyncio.create_task(run_streaming(engine, {"text": announced(taken)}, {"hang_at_step": 0}))
+    await taken.wait()
+    assert engine.statistics().hung == 1
 
     assert (await run_streaming(engine, PIECES)).text == "abc"
     assert engine.statistics().num_active == 1
@@ -256,9 +264,10 @@ async def test_hanging_stream_holds_nobody_else() -> None:
 
 async def test_hanging_stream_ends_with_close_from_another_thread() -> None:
     engine = make_engine(SyntheticRelay)
-    hanging = asyncio.create_task(run_streaming(engine, PIECES, {"hang_at_step": 0}))
-    while engine.statistics().hung == 0:
-        await asyncio.sleep(0)
+    taken = asyncio.Event()
+    hanging = asyncio.create_task(run_streaming(engine, {"text": announced(taken)}, {"hang_at_step": 0}))
+    await taken.wait()
+    assert engine.statistics().hung == 1
 
     await asyncio.to_thread(engine.close)
 

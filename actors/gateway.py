@@ -1,0 +1,103 @@
+"""A gateway's process: one protocol on one listening socket.
+
+Run by the supervisor as ``python -m actors.gateway DEPLOYMENT_JSON GATEWAY INDEX --fd FD``; FD is a socket that is bound and
+listens already. It answers from the first moment on: health says what the stages are doing. SIGTERM drains: nothing new is
+accepted, open responses finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise; a second
+SIGTERM ends it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateways import GATEWAYS
+from omni_bus.client import BusClient
+from omni_bus.errors import ConfigError
+from omni_bus.gateway import Gateway, GatewayServer
+from omni_bus.registry import GATEWAY_GROUP, load_class
+from omni_bus.runtime.process import child_main
+from omni_bus.runtime.signals import Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omni_bus.runtime.deployment import Deployment
+
+logger = logging.getLogger(__name__)
+
+EXIT_CUT = 3
+"""Exit code of a drain that had to end responses."""
+
+
+class GatewayActor:
+    """A gateway on the running loop: on the bus and behind its socket from `start` on."""
+
+    def __init__(self, client: BusClient, gateway: Gateway) -> None:
+        self.client = client
+        self.gateway = gateway
+        self.server = GatewayServer(gateway)
+
+    @classmethod
+    async def start(cls, deployment: Deployment, name: str, index: int, sock: socket.socket) -> GatewayActor:
+        """Serve the gateway `name` on a listening socket.
+
+        Raises:
+            BadInput: the protocol can't be loaded, or its options can't work.
+        """
+        config = deployment.config.gateways[name]
+        kind: type[Gateway] = load_class("gateway", config.protocol or name, GATEWAYS, GATEWAY_GROUP)
+        options = msgspec.convert(config.options, kind.Options)
+        if problems := kind.check(options):
+            raise ConfigError([f"gateways.{name}.{problem}" for problem in problems])
+        actor_name = f"gateway.{name}.{index}"
+        client = await BusClient.connect(
+            actor_name, deployment.listen(actor_name), deployment.coordinator_endpoint, role="gateway"
+        )
+        pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
+        actor = cls(client, kind(options, client, pipelines, name=name))
+        await actor.server.start(sock)
+        client.ready()
+        return actor
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and wait for open responses; True if all of them finished by themselves."""
+        return await self.server.drain(timeout_s)
+
+    async def close(self) -> None:
+        """Leave the bus and give everything back; after `drain`."""
+        self.gateway.close()
+        await self.client.close()
+
+
+async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM, or until the coordinator refuses this actor."""
+    stop = Stop()
+    parser = argparse.ArgumentParser(prog="actors.gateway")
+    parser.add_argument("name")
+    parser.add_argument("index", type=int)
+    parser.add_argument("--fd", type=int, required=True)
+    given = parser.parse_args(arguments)
+    actor = await GatewayActor.start(deployment, given.name, given.index, socket.socket(fileno=given.fd))
+    logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
+    stopping = asyncio.create_task(stop.requested.wait())
+    await asyncio.wait({stopping, actor.client.leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if actor.client.leaving.done():
+        raise actor.client.leaving.result()
+    drain = asyncio.create_task(actor.drain(deployment.config.drain_timeout_s))
+    forced = asyncio.create_task(stop.forced.wait())
+    await asyncio.wait({drain, forced}, return_when=asyncio.FIRST_COMPLETED)
+    is_clean = drain.done() and drain.result()
+    for task in (drain, forced):
+        task.cancel()
+    await actor.close()
+    return 0 if is_clean else EXIT_CUT
+
+
+if __name__ == "__main__":
+    child_main("gateway", run)

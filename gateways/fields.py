@@ -1,0 +1,71 @@
+"""Fields of a JSON body: each is converted on its own, so that a refusal names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, TypeVar
+
+import msgspec
+
+from omni_bus.errors import BadInput
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -> StructT:
+    """Return the Struct's fields from `body`; null means absent, keys that the Struct doesn't have are left alone.
+
+    Each field's type says in words what is allowed, as ``Annotated[..., Meta(description="a number from 0 to 2")]``.
+
+    Raises:
+        BadInput: a field is missing or has another type or value.
+    """
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(cls):
+        name = f"{prefix}{field.encode_name}"
+        raw = body.get(field.encode_name)
+        if raw is None:
+            if field.required:
+                raise BadInput(f"{name}: missing (allowed: {_words(field.type)})", field=name)
+            continue
+        try:
+            values[field.name] = msgspec.convert(raw, field.type)
+        except msgspec.ValidationError:
+            raise refusal(name, raw, _words(field.type)) from None
+    return cls(**values)
+
+
+def refusal(name: str, value: Any, allowed: str) -> BadInput:
+    """Return the error for a field's value."""
+    return BadInput(f"{name}: {shown(value)} came (allowed: {allowed})", field=name)
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error may show it: short, and without the text of a prompt."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)[:40]
+        case str():
+            return repr(value) if len(value) <= 40 else f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case dict():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def _words(kind: Any) -> str:
+    """Return the description that a type carries; looks through unions."""
+    if typing.get_origin(kind) is typing.Annotated:
+        for extra in typing.get_args(kind)[1:]:
+            if isinstance(extra, msgspec.Meta) and extra.description:
+                return extra.description
+    for argument in typing.get_args(kind):
+        if found := _words(argument):
+            return found
+    return ""

@@ -1,0 +1,97 @@
+"""Health as a load balancer wants it: a bounded round trip to every actor, and the truth about each stage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.gateway import STOPPING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from omni_bus.client import BusClient
+    from omni_bus.core.pipeline import Pipeline
+
+ROUND_TIMEOUT_S = 2.0
+"""The coordinator bounds its pings by one second; one that hasn't answered after this is gone."""
+
+_STAGE_KEYS = ("replica", "phase", "fraction", "is_ready", "is_live", "elapsed_s", "round_trip_s", "stats")
+_GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
+
+
+class Health:
+    """Asks the coordinator, once for all who ask at the same time."""
+
+    def __init__(self, client: BusClient) -> None:
+        self._client = client
+        self._round: asyncio.Task[list[dict[str, Any]] | None] | None = None
+
+    async def rows(self) -> list[dict[str, Any]] | None:
+        """Return the coordinator's row for each actor; None when it does not answer."""
+        if self._round is None or self._round.done():
+            self._round = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._round)
+
+    async def _ask(self) -> list[dict[str, Any]] | None:
+        try:
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                return await self._client.admin("health")
+        except TimeoutError:
+            return None
+
+
+def report(
+    rows: list[dict[str, Any]] | None, pipelines: Mapping[str, Pipeline], *, is_draining: bool = False
+) -> dict[str, Any]:
+    """Return the answer of ``/health``.
+
+    Args:
+        rows: one for each actor, as the coordinator gives them; None when it did not answer.
+        pipelines: what the gateway serves; each of their stages needs a replica that is live and ready.
+        is_draining: the gateway takes no new requests.
+    """
+    names = dict.fromkeys(stage for pipeline in pipelines.values() for stage in pipeline.stages)
+    stages: dict[str, dict[str, Any]] = {name: {"replicas": []} for name in names}
+    gateways: dict[str, dict[str, Any]] = {}
+    for row in rows or ():
+        if row["role"] == "stage":
+            replicas = stages.setdefault(row["stage"], {"replicas": []})["replicas"]
+            replicas.append({key: row[key] for key in _STAGE_KEYS if key in row})
+        elif row["role"] == "gateway":
+            gateways[row["actor"]] = {key: row[key] for key in _GATEWAY_KEYS if key in row}
+    for stage in stages.values():
+        stage["replicas"].sort(key=lambda replica: replica["replica"])
+    reason = STOPPING if is_draining else _reason(rows, names, stages)
+    return {
+        "status": "unhealthy" if reason else "healthy",
+        "live": True,
+        "ready": not reason,
+        **({"reason": reason} if reason else {}),
+        "stages": stages,
+        "gateways": gateways,
+    }
+
+
+def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stages: dict[str, dict[str, Any]]) -> str:
+    if rows is None:
+        return f"the coordinator does not answer (waited {ROUND_TIMEOUT_S:g} s)"
+    reasons = [_stage_reason(name, stages[name]["replicas"]) for name in needed]
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def _stage_reason(name: str, replicas: list[dict[str, Any]]) -> str:
+    if any(replica["is_live"] and replica["is_ready"] for replica in replicas):
+        return ""
+    if not replicas:
+        return f"stage {name} has no replica"
+    words = [
+        f"replica {replica['replica']} "
+        + (
+            "does not answer"
+            if not replica["is_live"]
+            else f"is in phase '{replica['phase']}' ({replica['elapsed_s']} s)"
+        )
+        for replica in replicas
+    ]
+    return f"stage {name}: {', '.join(words)}"

@@ -1,0 +1,125 @@
+"""The OpenAI gateway: which routes there are, and what they share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+import omni_bus
+from gateways import openai_chat
+from gateways.health import Health, report
+from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.openai_chat_answer import AudioDelta
+from gateways.openai_chat_body import find_model
+from omni_bus.media.encode import EncodingPool
+
+if TYPE_CHECKING:
+    from omni_bus.core.pipeline import Pipeline
+
+
+class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
+
+    audio_delta: AudioDelta = "content"
+    """Where a chat stream's sound goes: ``content`` (base64 in delta.content, with a `modality`) or ``audio`` (OpenAI's delta.audio)."""
+
+
+class OpenAIGateway(HttpGateway):
+    """Health, models and chat completions."""
+
+    Options = OpenAIOptions
+    options: OpenAIOptions
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._models = models_of(self.pipelines.values())
+        self._health = Health(self.client)
+        self._pool = EncodingPool()
+        self._chat = openai_chat.ChatRoute(
+            self.client, self._models, self._pool, self.options, self.options.audio_delta
+        )
+
+    @classmethod
+    def can_serve(cls, pipeline: Pipeline) -> bool:
+        """Whether some route can express the pipeline."""
+        return openai_chat.can_serve(pipeline)
+
+    def app(self) -> web.Application:
+        """Build the application."""
+        app = web.Application(middlewares=[self.edge])
+        app.router.add_get("/health", self._get_health)
+        app.router.add_route("*", "/ping", self._ping)
+        app.router.add_get("/version", self._get_version)
+        app.router.add_get("/v1/models", self._get_models)
+        app.router.add_get("/v1/models/{model:.+}", self._get_model)
+        app.router.add_post("/v1/chat/completions", self._chat.handle, expect_handler=self.expect)
+        return app
+
+    def close(self) -> None:
+        """End the encoding threads."""
+        self._pool.close()
+
+    async def _report(self) -> dict[str, Any]:
+        return report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        document = await self._report()
+        return json_response(document, status=200 if document["ready"] else 503)
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        if request.method not in ("GET", "HEAD", "POST"):
+            raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD", "POST"])
+        return web.Response(status=200 if (await self._report())["ready"] else 503)
+
+    async def _get_version(self, request: web.Request) -> web.Response:
+        return json_response({"version": omni_bus.__version__})
+
+    async def _get_models(self, request: web.Request) -> web.Response:
+        cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]
+        return json_response({"object": "list", "data": cards})
+
+    async def _get_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        return json_response(model_card(name, find_model(name, self._models)))
+
+
+def models_of(pipelines: Any) -> dict[str, Pipeline]:
+    """Return pipelines by every name that clients may use: what each is served as first, then the aliases."""
+    pipelines = list(pipelines)
+    models = {pipeline.serve_as: pipeline for pipeline in pipelines}
+    for pipeline in pipelines:
+        for alias in pipeline.aliases:
+            models.setdefault(alias, pipeline)
+    return models
+
+
+def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
+    """Return one entry of the list of models."""
+    created = int(time.time())
+    permission = {
+        "id": f"modelperm-{secrets.token_hex(8)}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": False,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "omni-bus",
+        "root": pipeline.serve_as,
+        "parent": None,
+        "max_model_len": None,
+        "permission": [permission],
+    }

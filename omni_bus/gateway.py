@@ -1,0 +1,251 @@
+"""What a gateway is, and the HTTP server that carries one.
+
+A gateway turns a protocol into requests on the bus and back. It knows the deployment only through `BusClient`. Leaving
+the ``async with`` block of a bus request cancels it, and `GatewayServer` cancels a handler whose client is gone; so no
+handler has to watch its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from http import HTTPStatus
+
+    from omni_bus.client import BusClient
+    from omni_bus.core.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES = 32 * 1024
+"""A handler waits once so much is buffered here for its client; with `UNSENT_BYTES` the memory that a slow reader costs."""
+
+UNSENT_BYTES = 128 * 1024
+"""What the kernel may hold of a connection before it is sent (tcp(7), TCP_NOTSENT_LOWAT)."""
+
+LINGER_S = 2.0
+"""So long the rest of a refused body is read and dropped, so that the client sees the refusal and not a reset."""
+
+CUT_S = 1.0
+"""Time for open responses to say why they end, once the drain's time is up."""
+
+STOPPING = "the server is stopping"
+
+
+class Gateway(ABC):
+    """One protocol (or one family of them) over HTTP.
+
+    Args:
+        options: the gateway's own keys of its ``[gateways.NAME]`` table, as `Options`.
+        client: the connection to the bus.
+        pipelines: the pipelines to serve, by name; each passed `can_serve`.
+        name: the table's name.
+    """
+
+    Options: ClassVar[type[msgspec.Struct]]
+    """The gateway's own keys; refuses unknown ones."""
+
+    def __init__(
+        self, options: Any, client: BusClient, pipelines: Mapping[str, Pipeline], *, name: str = "gateway"
+    ) -> None:
+        self.options = options
+        self.client = client
+        self.pipelines = dict(pipelines)
+        self.name = name
+        self.is_draining = False
+        """Set once: open responses go on, new requests are refused, health says so."""
+
+    @classmethod
+    @abstractmethod
+    def can_serve(cls, pipeline: Pipeline) -> bool:
+        """Whether the protocol can express this pipeline's inputs and outputs."""
+
+    @classmethod
+    def check(cls, options: Any) -> list[str]:
+        """Return every reason why these options can't work, found without serving (a missing key file, say)."""
+        return []
+
+    @abstractmethod
+    def app(self) -> web.Application:
+        """Build the application: routes and middlewares."""
+
+    @property
+    def header_timeout_s(self) -> float:
+        """A client may take so long to send a request's head."""
+        return 20.0
+
+    @property
+    def keepalive_timeout_s(self) -> float:
+        """An idle connection is closed after this."""
+        return 75.0
+
+    def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
+        """Render the refusal of a request whose head could not be read."""
+        return web.Response(status=int(status), text=message)
+
+    def close(self) -> None:
+        """Give everything back; called once, with no request left."""
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's connection, with four more rules.
+
+    A head that does not come in time is answered with 408. A client that ends its side while a response is under way is gone, even if
+    bytes for it wait in the buffer. Little is buffered for a slow reader. Heads that can't be parsed are refused in the
+    protocol's own error shape.
+    """
+
+    __slots__ = ("_gateway", "_head_timer")
+
+    def __init__(self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            keepalive_timeout=gateway.keepalive_timeout_s,
+            lingering_time=LINGER_S,
+            access_log=None,  # type: ignore[arg-type] (that is how it is switched off)
+        )
+        self._gateway = gateway
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with contextlib.suppress(OSError):  # not a TCP socket
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # `_waiter` is pending exactly while no complete head has come: bytes that left it so are the start of one.
+        is_head_open = bool(data) and self._waiter is not None and not self._waiter.done()
+        if is_head_open and self._head_timer is None:
+            self._head_timer = self._loop.call_later(self._gateway.header_timeout_s, self._on_head_late)
+        elif not is_head_open:
+            self._drop_head_timer()
+
+    def eof_received(self) -> None:
+        if self._request_in_progress and self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._drop_head_timer()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if status >= 500:
+            self.log_exception("a request could not be handled", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun, an error can't be sent any more")
+        first_line = (message or "the server failed").strip().splitlines()[0]
+        response = self._gateway.refuse_head(status, first_line)
+        response.force_close()
+        return response
+
+    def _drop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_late(self) -> None:
+        self._head_timer = None
+        if self.transport is None or self._waiter is None or self._waiter.done():
+            return
+        message = f"the request's head did not come within {self._gateway.header_timeout_s:g} s"
+        body = self._gateway.refuse_head(408, message).body
+        assert isinstance(body, bytes)
+        head = (
+            "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.force_close()
+
+
+class GatewayServer:
+    """Serves one gateway's application on sockets that are bound and listen already."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        app = gateway.app()
+        app.middlewares.insert(0, self._count)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._listeners: list[asyncio.Server] = []
+        self._num_open = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose handlers run."""
+        return self._num_open
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept connections from `sock`, which becomes ours."""
+        loop = asyncio.get_running_loop()
+        if self._runner.server is None:
+            await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        sock.setblocking(False)
+        self._listeners.append(await loop.create_server(lambda: _Connection(server, self._gateway, loop), sock=sock))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop accepting, let open responses finish, end what is left, close every connection.
+
+        Args:
+            timeout_s: what has not finished by then is ended with an error that says why.
+
+        Returns:
+            Whether everything finished by itself.
+        """
+        self._gateway.is_draining = True
+        for listener in self._listeners:
+            listener.close()
+        server = self._runner.server
+        if server is None:
+            return True
+        await asyncio.sleep(0)  # connections accepted just now get their first callback
+        server.pre_shutdown()
+        ends_at = asyncio.get_running_loop().time() + timeout_s
+        is_clean = await self._idle_within(timeout_s)
+        if not is_clean:
+            for request in list(self._gateway.client.requests.values()):
+                request.cancel(STOPPING)
+            await self._idle_within(CUT_S)
+        # Handlers are done; what is left are bytes on their way to slow readers.
+        await server.shutdown(max(CUT_S, ends_at - asyncio.get_running_loop().time()))
+        await self._runner.cleanup()
+        return is_clean
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self._num_open += 1
+        self._is_idle.clear()
+        try:
+            return await handler(request)
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._is_idle.set()

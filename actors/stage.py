@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LINGER_S = 0.2
+"""In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
+
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
 
@@ -110,7 +113,7 @@ class StageActor:
         except Exception as error:  # the process ends anyway, and in order
             logger.error("the engine could not be closed", exc_info=error)  # noqa: TRY400, G201 (its message may quote a prompt)
         self._thread.stop()
-        await self._driver.close()
+        await self._driver.close(LINGER_S)
 
     # --- the engine's host listens here -----------------------------------------------------------------------
 

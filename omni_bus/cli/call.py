@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import os
+import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -14,7 +18,7 @@ from omni_bus.cli.visit import visit
 from omni_bus.client import End, Item
 from omni_bus.config.load import parse_value
 from omni_bus.errors import BadInput, unknown_name
-from omni_bus.media.encode import wav
+from omni_bus.media.encode import encode_blocking, join
 from omni_bus.wire.payloads import Audio, Json, Text
 
 if TYPE_CHECKING:
@@ -43,17 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes."""
+    # As Ctrl-C: leaving the request's block cancels it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return uvloop.run(_call(args))
 
 
 async def _call(args: argparse.Namespace) -> int:
     params = _params(args.params)
+    if args.audio_out is not None:
+        _check_writable(args.audio_out)
+    if args.timeout is not None and not 0 < args.timeout < math.inf:
+        raise BadInput(f"--timeout {args.timeout:g}: not a positive number of seconds", field="--timeout")
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
     deployment, client = await visit(args)
     async with client:
         pipeline = _pipeline(deployment, args.model)
+        for stage in params:
+            if stage not in pipeline.stages:
+                raise unknown_name(f"stage of '{pipeline.serve_as}'", stage, pipeline.stages, field="-p")
         outputs = _outputs(pipeline, wants_audio=args.audio_out is not None)
         async with await client.submit(pipeline.name, outputs, params, timeout_s=args.timeout) as request:
             await request.send("messages", Json({"messages": messages}))
@@ -106,15 +119,24 @@ def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
     return found or tuple(pipeline.outputs)
 
 
+def _check_writable(path: str) -> None:
+    """Refuse a file that could not be written, before the work is done."""
+    directory = Path(path).parent
+    if not directory.is_dir():
+        raise BadInput(f"--audio-out {path}: there is no directory '{directory}'", field="--audio-out")
+    if Path(path).is_dir():
+        raise BadInput(f"--audio-out {path}: that is a directory, not a file", field="--audio-out")
+    if not os.access(path if Path(path).exists() else directory, os.W_OK):
+        raise BadInput(f"--audio-out {path}: no permission to write there", field="--audio-out")
+
+
 def _write_wav(path: str, pieces: list[Audio]) -> None:
     if not pieces:
         raise BadInput("the answer had nothing to speak, so there is no audio to write", field="--audio-out")
-    first = pieces[0]
-    pcm = b"".join(bytes(piece.data.view) for piece in pieces)
+    audio = join(pieces)
     try:
-        with open(path, "wb") as file:
-            file.write(wav(pcm, first.rate_hz, first.channels))
+        Path(path).write_bytes(encode_blocking(audio, "wav"))
     except OSError as error:
         raise BadInput(f"can't write {path}: {error.strerror}", field="--audio-out") from error
-    seconds = sum(piece.num_frames for piece in pieces) / first.rate_hz
-    print(f"wrote {path}: {seconds:.2f} s at {first.rate_hz} Hz", file=sys.stderr)
+    seconds = audio.num_frames / audio.rate_hz
+    print(f"wrote {path}: {seconds:.2f} s at {audio.rate_hz} Hz", file=sys.stderr)

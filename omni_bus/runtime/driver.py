@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.bus.link import Link
@@ -61,7 +62,7 @@ class Driver:
     @property
     def now(self) -> float:
         """Monotonic seconds, the time of all cores of this process."""
-        return self._loop.time()
+        return time.monotonic()  # the loop's clock, but not as of the beginning of its turn
 
     @property
     def leaving(self) -> asyncio.Future[OmniBusError]:
@@ -111,14 +112,14 @@ class Driver:
 
     def _deliver(self, sender: Sender, frame: AnyFrame) -> None:
         try:
-            self._on_frame(sender, frame, self._loop.time())
+            self._on_frame(sender, frame, self.now)
         except Exception:  # one frame must not end the actor; its request ends by deadline or by its client
             logger.exception("a %s from %s could not be handled", type(frame).__name__, sender.actor)
 
     def _due(self, key: TimerKey) -> None:
         self._timers.pop(key, None)
         try:
-            self._on_timer(key, self._loop.time())
+            self._on_timer(key, self.now)
         except Exception:  # one timer must not end the actor; whose it was ends by a later one or by its client
             logger.exception("a timer could not be handled", extra={"fields": {"timer": key}})
 

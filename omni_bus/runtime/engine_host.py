@@ -21,6 +21,7 @@ from omni_bus.engine import (
     Inputs,
     Output,
     SessionEngine,
+    Starved,
     StepEngine,
     StreamingEngine,
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CUT_S = 2.0
-"""Stages get so long to let go of requests that were cut."""
+"""Gateways get so long to pass on that requests were cut, and to leave."""
 
 EXIT_CUT = 3
 """Exit code of a drain that had to end requests."""
@@ -37,6 +37,7 @@ class CoordinatorActor:
 
     def __init__(self, deployment: Deployment) -> None:
         self._idle = asyncio.Event()
+        self._is_draining = False
         self._driver = Driver(
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
@@ -55,13 +56,14 @@ class CoordinatorActor:
         Returns:
             True if no request had to be cut.
         """
+        self._is_draining = True
         self._perform(self._core.drain(self._driver.now))
         if await self._is_idle_within(timeout_s):
             return True
-        is_clean = self._core.num_live == 0
-        self._perform(self._core.cut(self._driver.now))
+        cut = self._core.cut(self._driver.now)
+        self._perform(cut)
         await self._is_idle_within(CUT_S)
-        return is_clean
+        return not cut
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -86,7 +88,7 @@ class CoordinatorActor:
 
     def _perform(self, effects: Sequence[Common]) -> None:
         self._driver.perform(effects)
-        if self._core.is_idle:
+        if self._is_draining and self._core.is_idle:
             self._idle.set()
 
 

@@ -160,11 +160,11 @@ class StageActor:
         self._host.perform(effect)
 
     def _report(self, phase: str, fraction: float) -> None:
-        """Called on the engine's thread while it loads."""
+        """Called on the engine's thread while it loads; the line is written at once, for the case that the load crashes."""
+        logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
         self._loop.call_soon_threadsafe(self._progress, phase, fraction)
 
     def _progress(self, phase: str, fraction: float) -> None:
-        logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
         self._perform(self._member.progress(phase, fraction))
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from omni_bus.errors import BadInput, StartFailed
 from omni_bus.observe.log import LEVELS
 from omni_bus.runtime import rundir
 from omni_bus.runtime.cores import share
-from omni_bus.runtime.deployment import COORDINATOR, Deployment
+from omni_bus.runtime.deployment import COORDINATOR, Deployment, ipc_endpoint
 from omni_bus.runtime.ports import bind_port
 from omni_bus.runtime.signals import Stop
 
@@ -98,7 +98,7 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
         threads=threads,
         served=loaded.served,
         coordinator_endpoint=(
-            f"ipc://{directory.path}/{COORDINATOR}.sock" if bind == "ipc" else f"{bind}:{loaded.config.coordinator_port}"
+            ipc_endpoint(str(directory.path), COORDINATOR) if bind == "ipc" else f"{bind}:{loaded.config.coordinator_port}"
         ),
         supervisor_pid=os.getpid(),
         log_level=log_level,

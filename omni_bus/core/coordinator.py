@@ -146,8 +146,12 @@ class CoordinatorCore:
 
     @property
     def is_idle(self) -> bool:
-        """No request is live and no gateway is left that could bring one."""
-        return not self._requests and not any(actor.role == "gateway" for actor in self._membership)
+        """No client waits for a request, and no gateway is left that could bring one.
+
+        Stages that have not let go yet keep nobody waiting.
+        """
+        is_waited_for = any(entry.state is not State.ENDING for entry in self._requests.values())
+        return not is_waited_for and not any(actor.role == "gateway" for actor in self._membership)
 
     # --- entry points -------------------------------------------------------------------------------------
 
@@ -222,7 +226,7 @@ class CoordinatorCore:
         return effects
 
     def cut(self, now: float) -> list[Common]:
-        """End every running request with an error: the time to drain is over."""
+        """End every running request with an error: the time to drain is over. Nothing to send means that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
             effects += self._end_early(request, self._stopping(), now)

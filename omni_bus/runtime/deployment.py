@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from pathlib import Path
@@ -49,12 +50,16 @@ class Deployment(msgspec.Struct, frozen=True):
     def listen(self, actor: str) -> str:
         """Return the address that an actor's inbox binds; the pid keeps a successor apart from what was sent to the dead."""
         if self.config.bind == "ipc":
-            name = f"{actor}-{os.getpid()}"
-            path = f"{self.run_dir}/{name}.sock"
-            if len(path.encode()) > MAX_SOCKET_PATH_BYTES:  # names of 64 letters are allowed, and some directories are deep
-                path = f"{self.run_dir}/{hashlib.sha256(name.encode()).hexdigest()[:12]}.sock"
-            return f"ipc://{path}"
+            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid()}")
         return f"{self.config.bind}:0"
+
+
+def ipc_endpoint(directory: str, name: str) -> str:
+    """Return the address of a socket file; a name that is too long for its directory is replaced by a hash of it."""
+    path = f"{directory}/{name}.sock"
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        path = f"{directory}/{base64.b32encode(hashlib.sha256(name.encode()).digest())[:11].decode().lower()}"
+    return f"ipc://{path}"
 
 
 def read_deployment(path: str | Path) -> Deployment:

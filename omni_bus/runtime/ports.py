@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -56,11 +57,15 @@ def _holder(port: int) -> str:
             if columns[3] == LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{columns[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = {os.readlink(link) for link in (process / "fd").iterdir()}
-            if links & inodes:
+        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
+            if any(_target(link) in inodes for link in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name}: {command[:80]}"
-        except OSError:
-            continue
     return ""
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""

@@ -24,11 +24,11 @@ import msgspec
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
-from omni_bus.wire.payloads import Payload
+from omni_bus.wire.payloads import Payload, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,9 +87,14 @@ class Request:
 
         Raises:
             UnknownName: the request has no such input.
+            BadInput: the payload has no form on the wire; the request goes on without it.
             OmniBusError: the request ended with that error.
         """
-        self._client.perform(self._client.core.send(self.id, port, payload))
+        try:
+            effects = self._client.core.send(self.id, port, payload)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise BadInput(f"{port}: the {kind_of(payload)} can't be encoded: {error}", field=port) from error
+        self._client.perform(effects)
         while self._client.core.is_blocked(self.id, port):
             event = self._writable.setdefault(port, asyncio.Event())
             event.clear()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "omni_bus"]
+SILENCE_S = 40.0
+"""Shorter than a test's time limit, so that the test can tell what it waited for."""
+
 GRACE_S = 20.0
 """What is being waited for takes a second; a machine that is busy with other things may take this long."""
 
@@ -44,15 +47,20 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        self._streams = [stream for stream in (self.process.stdout, self.process.stderr) if stream is not None]
         self._rest = b""
         self._stderr = b""
+        self._num_seen = 0
 
     def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """Read lines up to the next one of that event with these fields; the test's time limit bounds the wait."""
-        for line in self._lines():
-            if line["event"] == event and fields.items() <= line.items():
-                return line
-        raise AssertionError(f"no '{event}' came before the end: {self._stderr.decode()} {self.events}")
+        """Return the next event of that name with these fields, after the last one that was waited for."""
+        while True:
+            while self._num_seen < len(self.events):
+                line = self.events[self._num_seen]
+                self._num_seen += 1
+                if line["event"] == event and fields.items() <= line.items():
+                    return line
+            assert self._read(), f"no '{event}' with {fields} came before the end: {self.errors} {self.events}"
 
     async def told(self, event: str, **fields: Any) -> dict[str, Any]:
         """As `wait_for`, while the loop goes on: a client that does not beat is lost."""
@@ -64,7 +72,7 @@ class Up:
 
     def end(self) -> int:
         """Wait for the end; return the exit code."""
-        for _ in self._lines():
+        while self._read():
             pass
         code = self.process.wait()
         assert self.process.stdout is not None
@@ -99,25 +107,22 @@ class Up:
         deployment = read_deployment(path / "deployment.json")
         return await BusClient.connect(name, deployment.listen(name), about.coordinator_endpoint, timeout_s=GRACE_S)
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        out, err = self.process.stdout.fileno(), self.process.stderr.fileno()
-        open_ = {out, err}
-        while open_:
-            for descriptor in select.select(list(open_), [], [])[0]:
-                data = os.read(descriptor, 65536)
-                if not data:
-                    open_.discard(descriptor)
-                elif descriptor == err:
-                    self._stderr += data
-                else:
-                    *lines, self._rest = (self._rest + data).split(b"\n")
-                    new = [json.loads(line) for line in lines]
-                    self.events += new
-                    yield from new
-            if out not in open_ and err not in open_:
-                return
+    def _read(self) -> bool:
+        """Take what comes next; False at the end of both streams."""
+        if not self._streams:
+            return False
+        readable = select.select(list(self._streams), [], [], SILENCE_S)[0]
+        assert readable, f"nothing came for {SILENCE_S:g} s after {self.events[-3:]}"
+        for stream in readable:
+            data = os.read(stream.fileno(), 65536)
+            if not data:
+                self._streams.remove(stream)
+            elif stream is self.process.stderr:
+                self._stderr += data
+            else:
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                self.events += [json.loads(line) for line in lines]
+        return True
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ class StageActor:
         config = deployment.config.stages[stage]
         name = f"{stage}.{replica}"
         self._stage = stage
+        self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
             name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
@@ -111,7 +112,7 @@ class StageActor:
         except TimeoutError:
             logger.warning("the engine hangs and is left behind", extra={"fields": {"after_s": CLOSE_S}})
         except Exception as error:  # the process ends anyway, and in order
-            logger.error("the engine could not be closed", exc_info=error)  # noqa: TRY400, G201 (its message may quote a prompt)
+            logger.error("the engine could not be closed", exc_info=error)  # noqa: TRY400 (its message may quote a prompt)
         self._thread.stop()
         await self._driver.close(LINGER_S)
 
@@ -169,7 +170,7 @@ class StageActor:
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:
         try:
-            return msgspec.convert(raw, type(self.engine).Params)
+            return msgspec.convert({**self._default_params, **raw}, type(self.engine).Params)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error

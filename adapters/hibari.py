@@ -1,9 +1,9 @@
 """Neural text to speech with hibari (English, 24 kHz), sentence by sentence while the text is still being written.
 
-Facts about hibari-tts 0.2.1, measured: the voice ``heart`` is inside the package (8 MB). A sentence of six seconds takes
-0.03 to 0.07 s on one thread. A synthesis can't be interrupted, so a cancel waits for it: 0.25 s for the longest
-utterance that is given to it (`MAX_PHONEMES`, 19 seconds of speech), 0.6 s for the same at half speed. The first call is
-slow (lexicons). It fetches voices that are not there from the network; that is never asked of it here.
+Facts about hibari-tts 0.2.1, measured: the voice ``heart`` is inside the package (8 MB). A sentence of six seconds
+takes 0.03 to 0.07 s on one thread. A synthesis can't be interrupted, so a cancel waits for it: 0.25 s for the longest
+utterance that is given to it (`MAX_PHONEMES`, 19 seconds of speech), 0.6 s for the same at half speed. The first call
+is slow (lexicons). It fetches voices that are not there from the network; that is never asked of it here.
 """
 
 from __future__ import annotations

@@ -138,5 +138,4 @@ def _write_wav(path: str, pieces: list[Audio]) -> None:
         Path(path).write_bytes(encode_blocking(audio, "wav"))
     except OSError as error:
         raise BadInput(f"can't write {path}: {error.strerror}", field="--audio-out") from error
-    seconds = audio.num_frames / audio.rate_hz
-    print(f"wrote {path}: {seconds:.2f} s at {audio.rate_hz} Hz", file=sys.stderr)
+    print(f"wrote {path}: {audio.num_frames / audio.rate_hz:.2f} s at {audio.rate_hz} Hz", file=sys.stderr)

@@ -117,9 +117,7 @@ class Member:
                 return [Forget(peer)]
 
     def _hello(self) -> Hello:
-        return Hello(
-            PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live()
-        )
+        return Hello(PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live())
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:
         return Send(self.coordinator, frame)

@@ -10,6 +10,8 @@ from omni_bus.ids import Peer, Sender
 from omni_bus.wire.frames import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from omni_bus.wire.frames import Hello
 
 MISSED_HEARTBEATS = 5
@@ -42,7 +44,7 @@ class Membership:
         self._by_name: dict[str, Actor] = {}
         self._by_stage: dict[str, dict[str, Actor]] = {}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Actor]:
         return iter(tuple(self._by_name.values()))
 
     def get(self, sender: Sender) -> Actor | None:

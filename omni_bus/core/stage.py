@@ -448,9 +448,7 @@ class StageCore:
             effects.append(Step(batch))
         return effects
 
-    def _feed(
-        self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool
-    ) -> list[StageEffect]:
+    def _feed(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool) -> list[StageEffect]:
         """Bring input to an engine that takes it as it comes; before there is a slot, credit bounds what is held."""
         request = live.route.request
         if live.state is State.WAITING:

@@ -1,8 +1,8 @@
 """Log lines: JSON on standard error from every process of a deployment, which its supervisor collects and shows.
 
-A line has ``time`` (seconds since the epoch), ``level``, ``actor``, ``event`` and the event's own fields. Prompts and keys appear in no
-field of a line above DEBUG; since an engine may put a prompt into the message of an exception, that message is left out
-above DEBUG too, and only its type and place are written.
+A line has ``time`` (seconds since the epoch), ``level``, ``actor``, ``event`` and the event's own fields. Prompts and
+keys appear in no field of a line above DEBUG; since an engine may put a prompt into the message of an exception, that
+message is left out above DEBUG too, and only its type and place are written.
 """
 
 from __future__ import annotations

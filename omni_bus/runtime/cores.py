@@ -33,5 +33,5 @@ def share(stages: Mapping[str, StageConfig], num_cores: int) -> dict[str, int]:
 def environment(environ: Mapping[str, str], num_threads: int) -> dict[str, str]:
     """Return a child's environment: its threads, and no spinning unless the user asked for it."""
     threads = str(num_threads)
-    counts = {name: threads for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     return {**PASSIVE, **environ, **counts}

@@ -102,7 +102,7 @@ class Child:
         self._on_exit = on_exit
         self._rest = b""
         self.exit_code: int | None = None
-        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and modules)
+        self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import re
+import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from adapters.llamacpp import DEFAULT_MODEL, LlamaCpp, LlamaCppOptions, _Completion, find_model
-from omni_bus.errors import BadInput, StartFailed
+from adapters.llamacpp import DEFAULT_MODEL, HANDOVER_PIECES, LlamaCpp, LlamaCppOptions, _Completion, find_model
+from omni_bus.errors import BadInput, StageFailed, StartFailed
 from omni_bus.testing import Collected, ListedInputs, make_context, make_request, run_streaming
 from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from omni_bus.errors import OmniBusError
 
 SYSTEM_PROMPT = "You are a helpful AI assistant."
 QUESTIONS = (
@@ -66,6 +70,91 @@ class TestWithoutModel:
     def test_option_out_of_range_is_refused_by_name(self, options: dict[str, Any]) -> None:
         with pytest.raises(msgspec.ValidationError, match=next(iter(options))):
             msgspec.convert(options, LlamaCppOptions)
+
+
+class FakeServer:
+    """Calls back with the chunks of an endless answer; a string is sent as text, an exception is raised."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = script or itertools.repeat("word ")
+        self.num_sent = 0
+
+    def handle_chat_completions(self, body: dict[str, Any], callback: Callable[[dict[str, Any]], bool]) -> None:
+        for index, step in enumerate(self.script):
+            if isinstance(step, Exception):
+                raise step
+            choice = {"finish_reason": None, "delta": {"content": step}}
+            chunk = {"choices": [choice], "timings": {"predicted_n": index + 1}} if isinstance(step, str) else step
+            self.num_sent += 1
+            if callback(chunk):
+                return
+
+
+class TestHandover:
+    """The thread that llama.cpp calls back on, with a scripted server in llama.cpp's place."""
+
+    @pytest.fixture
+    def engine(self) -> Iterator[LlamaCpp]:
+        engine = LlamaCpp(LlamaCppOptions(), make_context())
+        yield engine
+        assert engine.num_active == 0
+        engine.close()
+
+    @pytest.mark.parametrize(
+        ("script", "error", "message"),
+        [
+            ([ValueError("System role not supported")], BadInput, "messages: .*System role not supported"),
+            (["Hello", RuntimeError("decode failed")], StageFailed, "llama.cpp: decode failed"),
+            ([{"error": {"code": 500, "message": "no memory", "type": "server_error"}}], StageFailed, "no memory"),
+            (["Hello", {"choices": [{}]}], StageFailed, "unexpected chunk"),
+        ],
+    )
+    async def test_failures_are_told_apart(
+        self, engine: LlamaCpp, script: list[Any], error: type[OmniBusError], message: str
+    ) -> None:
+        engine._server = FakeServer(*script)
+
+        with pytest.raises(error, match=message) as caught:
+            await run_streaming(engine, prompt("Hi"))
+
+        assert caught.value.stage == "test"
+
+    async def test_thread_waits_for_its_reader_and_goes_when_it_leaves(self, engine: LlamaCpp) -> None:
+        engine._server = server = FakeServer()
+        items = engine.run(make_request(engine), ListedInputs(prompt("Hi")))
+        for _ in range(50):
+            await anext(items)
+
+        assert 50 <= server.num_sent <= 50 + HANDOVER_PIECES + 1
+        await items.aclose()
+        assert server.num_sent <= 50 + HANDOVER_PIECES + 2
+
+    async def test_second_cancel_does_not_free_the_slot_early(self, engine: LlamaCpp) -> None:
+        may_end, has_begun, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+        class StubbornServer:
+            def handle_chat_completions(self, body: dict[str, Any], callback: Any) -> None:
+                loop.call_soon_threadsafe(has_begun.set)
+                may_end.wait()
+
+        engine._server = StubbornServer()
+        reading = asyncio.ensure_future(collect(engine.run(make_request(engine), ListedInputs(prompt("Hi")))))
+        await has_begun.wait()
+        reading.cancel()
+        await asyncio.sleep(0)  # lets the cancel arrive
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+        assert engine.num_active == 1
+        (call,) = engine._calls
+        may_end.set()
+        await call
+        assert engine.num_active == 0
+
+
+async def collect(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
 
 
 @pytest.mark.model
@@ -129,21 +218,11 @@ class TestAnswers:
         assert collected.text == "The capital of France "
         assert collected.finish.reason == "stop"
 
-    async def test_without_limit_the_context_ends_it(self, engine: LlamaCpp) -> None:
-        params = {"temperature": 0, "ignore_eos": True, "seed": 1}
-
-        collected = await run_streaming(engine, prompt("word " * 900), params)
-
-        usage = collected.finish.usage
-        assert collected.finish.reason == "length"
-        assert usage.prompt_tokens > 900
-        assert usage.prompt_tokens + usage.completion_tokens in (1023, 1024, 1025)
-
     async def test_pieces_never_end_inside_a_character(self, engine: LlamaCpp) -> None:
         # Hot enough that byte tokens come in any order; each emoji is several tokens.
         inputs = prompt("Repeat exactly: 😀漢字🏳️‍🌈😀漢字🏳️‍🌈")
         seen = ""
-        for seed in range(4):
+        for seed in range(2):
             for max_tokens in (1, 2, 3, 40):
                 collected = await run_streaming(engine, inputs, {"seed": seed, "max_tokens": max_tokens})
                 seen += collected.text
@@ -177,6 +256,20 @@ class TestAnswers:
         again = await run_streaming(engine, prompt(text), {"max_tokens": 2})
 
         assert again.finish.usage.cached_tokens > 20
+
+
+@pytest.mark.model
+async def test_without_limit_the_context_ends_it() -> None:
+    engine = LlamaCpp(LlamaCppOptions(context_length=256, max_num_seqs=1), make_context())
+    engine.load(lambda phase, fraction: None)
+
+    collected = await run_streaming(engine, prompt("word " * 200), {"temperature": 0, "ignore_eos": True})
+    engine.close()
+
+    usage = collected.finish.usage
+    assert collected.finish.reason == "length"
+    assert usage.prompt_tokens > 200
+    assert usage.prompt_tokens + usage.completion_tokens in (255, 256, 257)
 
 
 @pytest.mark.model

@@ -122,7 +122,7 @@ def test_eight_names_at_one_instant_all_start(up) -> None:
 
 @pytest.mark.slow
 def test_long_load_with_progress_is_no_failure(up) -> None:
-    deployment = up(painter("load_time_s = 7", ), "-o", "start_timeout_s=5")
+    deployment = up(painter("load_time_s = 7" ), "-o", "start_timeout_s=5")
 
     assert deployment.wait_for("ready")["after_s"] > 5
     assert deployment.stop() == 0

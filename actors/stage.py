@@ -1,7 +1,7 @@
 """A stage's process: one replica with its engine, on a socket.
 
-Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so that the load can
-be followed.
+Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so
+that the load can be followed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class StageActor:
         self._host.perform(effect)
 
     def _report(self, phase: str, fraction: float) -> None:
-        """Called on the engine's thread while it loads; the line is written at once, for the case that the load crashes."""
+        """Called on the engine's thread while it loads; the line is written at once, in case the load crashes next."""
         logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
         self._loop.call_soon_threadsafe(self._progress, phase, fraction)
 

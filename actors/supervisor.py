@@ -54,7 +54,14 @@ class Process:
     """One process of the deployment, over all its incarnations."""
 
     def __init__(
-        self, name: str, arguments: list[str], *, num_threads: int, fds: tuple[int, ...], max_restarts: int, is_stage: bool
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        num_threads: int,
+        fds: tuple[int, ...],
+        max_restarts: int,
+        is_stage: bool,
     ) -> None:
         self.name = name
         self.is_stage = is_stage
@@ -132,8 +139,10 @@ class Supervisor:
         found = [process(COORDINATOR, "actors.coordinator", path)]
         for stage, settings in config.stages.items():
             threads = self._deployment.threads[stage]
-            for replica in range(settings.replicas):
-                found.append(process(f"{stage}.{replica}", "actors.stage", path, stage, str(replica), threads=threads))
+            found += [
+                process(f"{stage}.{replica}", "actors.stage", path, stage, str(replica), threads=threads)
+                for replica in range(settings.replicas)
+            ]
         for gateway, settings in config.gateways.items():
             fd = sockets[gateway].fileno()
             for index in range(settings.processes):
@@ -163,7 +172,7 @@ class Supervisor:
             raise
 
     async def stop(self) -> bool:
-        """Drain and stop, in order: gateways take nothing new and finish, and the coordinator with them; then stages leave.
+        """Drain and stop, in order: gateways and the coordinator take nothing new and finish; then stages leave.
 
         Returns:
             True if no request had to be cut and no process killed.
@@ -283,7 +292,7 @@ class Supervisor:
                 self._on_line(fields)
 
     def _can_be_bound(self, name: str, incarnation: int) -> None:
-        """The coordinator knows that an actor is ready: a stage's word alone would be too early for the first request."""
+        """The coordinator knows an actor as ready; a stage's own word would be too early for the first request."""
         for process in self.processes:
             if process.name == name and process.peer is not None and process.peer.incarnation == incarnation:
                 self._ready(process)
@@ -338,7 +347,8 @@ class Supervisor:
             process.phase = Phase.DEGRADED
             logger.error("process stays down: its restarts are used up", extra={"fields": fields})
             if process.name == COORDINATOR and not self.failed.done():
-                self.failed.set_result(StartFailed(f"nothing works without the coordinator, and its restarts are used up\n{why}"))
+                lost = "nothing works without the coordinator, and its restarts are used up"
+                self.failed.set_result(StartFailed(f"{lost}\n{why}"))
             return
         process.phase = Phase.BACKING_OFF
         process.num_restarts += 1
@@ -346,13 +356,14 @@ class Supervisor:
         process.backoff = self._loop.call_later(delay_s, self._spawn, process)
 
     def _lost(self, peer: Peer) -> None:
-        """The coordinator hears nothing of an actor any more: a process that hangs is ended, so that it can be restarted.
+        """The coordinator hears nothing of an actor any more: a process that hangs is ended, to be restarted.
 
         One that still loads has the start limit instead: loading may keep a process from its heartbeats.
         """
         for process in self.processes:
             is_it = process.peer is not None and process.peer.sender == peer.sender
-            if is_it and process.is_running and process.ready_at is not None and not self._is_stopping:
+            is_serving = process.ready_at is not None and not self._is_stopping
+            if is_it and is_serving and process.child is not None:
                 self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child)
 
     def _end_hung(self, process: Process, child: Child) -> None:

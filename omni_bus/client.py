@@ -202,9 +202,7 @@ class BusClient:
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
-        self._driver = Driver(
-            name, listen, on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
-        )
+        self._driver = Driver(name, listen, on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent)
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)

@@ -115,7 +115,8 @@ def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
     wanted = {"text", "audio"} if wants_audio else {"text"}
     found = tuple(port for port, kind in pipeline.outputs.items() if kind in wanted)
     if wants_audio and "audio" not in pipeline.outputs.values():
-        raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {', '.join(pipeline.outputs)})", field="--audio-out")
+        outputs = ", ".join(pipeline.outputs)
+        raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {outputs})", field="--audio-out")
     return found or tuple(pipeline.outputs)
 
 

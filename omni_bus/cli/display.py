@@ -1,4 +1,4 @@
-"""What ``omni-bus up`` shows: a live table while it starts on a terminal, else plain lines; or JSON lines for programs."""
+"""What ``omni-bus up`` shows: on a terminal a live table while it starts, else plain lines; JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ class PlainDisplay:
         if self._phases.get(process.name) == process.phase:
             return
         self._phases[process.name] = process.phase
-        elapsed = f" after {process.ready_at - process.started_at:.1f} s" if process.phase == "ready" and process.ready_at is not None else ""
+        elapsed = ""
+        if process.phase == "ready" and process.ready_at is not None:
+            elapsed = f" after {process.ready_at - process.started_at:.1f} s"
         self._say(f"  {process.name}: {process.phase}{elapsed}")
 
     def line(self, fields: dict[str, Any]) -> None:
@@ -258,5 +260,3 @@ class TableDisplay(PlainDisplay):
                 str(process.child.pid) if process.child is not None else "",
             )
         return table
-
-

@@ -77,7 +77,8 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     counted = ("active", "waiting", "suspended", "done", "failed", "cancelled")
     titles = ("active", "wait", "susp", "done", "failed", "canc")
-    table = Table("actor", "phase", "for", "answers", box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
+    style: dict[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table("actor", "phase", "for", "answers", **style)
     for title in titles:
         table.add_column(title, justify="right")
     for actor in sorted(actors, key=lambda actor: (actor["role"], actor["actor"])):

@@ -98,7 +98,9 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
         threads=threads,
         served=loaded.served,
         coordinator_endpoint=(
-            ipc_endpoint(str(directory.path), COORDINATOR) if bind == "ipc" else f"{bind}:{loaded.config.coordinator_port}"
+            ipc_endpoint(str(directory.path), COORDINATOR)
+            if bind == "ipc"
+            else f"{bind}:{loaded.config.coordinator_port}"
         ),
         supervisor_pid=os.getpid(),
         log_level=log_level,
@@ -165,5 +167,3 @@ async def _stop(supervisor: Supervisor, stop: Stop, display: Display) -> int:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-

@@ -134,7 +134,7 @@ class ClientCore:
         return [] if call is None else [self._cancel(request, call.route, reason)]
 
     def on_unsent(self, request: RequestId, error: OmniBusError) -> list[ClientEffect]:
-        """A frame of the request could not be sent (an input that can't be encoded): the request ends with that error."""
+        """A frame of the request could not be sent (input that can't be encoded): the request ends with that error."""
         call = self._calls.get(request)
         return [] if call is None else [*self._end(request, error), self._cancel(request, call.route, error.message)]
 

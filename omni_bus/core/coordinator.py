@@ -226,7 +226,7 @@ class CoordinatorCore:
         return effects
 
     def cut(self, now: float) -> list[Common]:
-        """End every running request with an error: the time to drain is over. Nothing to send means that none was running."""
+        """End every running request with an error: the time to drain is over. No effects mean that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
             effects += self._end_early(request, self._stopping(), now)
@@ -581,7 +581,7 @@ class CoordinatorCore:
 
 
 def _account(entry: _Request, outcome: str, error: OmniBusError | None, now: float) -> Report:
-    """The one log line of a request: how it ended and what each stage that was done did for it; nothing of its contents."""
+    """The one log line of a request: how it ended and what each stage that was done did; nothing of its contents."""
     request = entry.submit.request
     fields: dict[str, Any] = {"request": request, "pipeline": entry.pipeline.name, "outcome": outcome}
     if error is not None:

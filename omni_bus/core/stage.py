@@ -314,7 +314,7 @@ class StageCore:
                 continue
             try:
                 effects += self._on_event(live, event, now)
-            except Exception as error:  # what an engine yields may be anything; it costs its request, not the events after it
+            except Exception as error:  # noqa: BLE001 (an engine may yield anything; it costs one request, not the next event)
                 effects += self._fail(event.request, stage_failed(error, self.stage), now)
         return effects
 

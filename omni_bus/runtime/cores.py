@@ -1,7 +1,7 @@
 """Cores are shared out like device memory: engines that each take all of them slow one another down many times over.
 
-Measured on two cores: two engines with two spinning threads each fell to a fifteenth of their speed; with one thread each and
-passive waiting they kept nearly all of it.
+Measured on two cores: two engines with two spinning threads each fell to a fifteenth of their speed; with one thread
+each and passive waiting they kept nearly all of it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Deployment(msgspec.Struct, frozen=True):
         self.path.write_bytes(msgspec.json.encode(self))
 
     def listen(self, actor: str) -> str:
-        """Return the address that an actor's inbox binds; the pid keeps a successor apart from what was sent to the dead."""
+        """Return the address that an actor's inbox binds; the pid keeps successors from what was sent to the dead."""
         if self.config.bind == "ipc":
             return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid()}")
         return f"{self.config.bind}:0"

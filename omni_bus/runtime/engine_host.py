@@ -87,7 +87,7 @@ class EngineThread:
         def attempt() -> None:
             try:
                 result = call()
-            except BaseException as error:  # handed to the waiter, whatever it is
+            except BaseException as error:  # noqa: BLE001 (handed to the waiter, whatever it is)
                 self._loop.call_soon_threadsafe(_settle, future, None, error)
             else:
                 self._loop.call_soon_threadsafe(_settle, future, result, None)
@@ -241,7 +241,7 @@ class StepHost:
                 self._listener.on_events(events)
         finally:  # whatever became of these events, the next step must come
             if self._period_s:
-                # Counted from when this step was due, so that the period holds on average although some steps take longer.
+                # Counted from when this step was due: the period holds on average although some steps take longer.
                 self._due_at = max(self._due_at + self._period_s, self._loop.time() - MAX_LAG_PERIODS * self._period_s)
                 self._loop.call_at(self._due_at, self._next_due)
             else:

@@ -37,8 +37,8 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, however stuck an engine is by then.
 
     Args:
-        parent: its process id as the parent itself knows it. Whoever adopts an orphan is not always process 1, and a supervisor that
-            is the first process of a container is.
+        parent: its process id as the parent itself knows it. Whoever adopts an orphan is not always process 1, and a
+            supervisor that is the first process of a container is.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel knew
@@ -74,8 +74,8 @@ def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[N
 class Child:
     """A running child: its end is seen through a pidfd, what it prints line by line.
 
-    It leads a process group of its own: a terminal's Ctrl-C reaches the supervisor only, and what the child started and left behind
-    is killed with the group at its end.
+    It leads a process group of its own: a terminal's Ctrl-C reaches the supervisor only, and what the child started and
+    left behind is killed with the group at its end.
 
     Args:
         arguments: after the interpreter, ``-m MODULE …``.

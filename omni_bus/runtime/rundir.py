@@ -27,8 +27,8 @@ LOCK = "lock"
 ABOUT = "supervisor.json"
 
 ROOT_LOCK = ".lock"
-"""In the directory of all deployments. Whoever makes, sweeps or removes a deployment's directory holds it alone, whoever only
-looks holds it with others; each for milliseconds. So nobody mistakes another's look or sweep for a running supervisor."""
+"""In the directory of all deployments. Whoever makes, sweeps or removes a deployment's directory holds it alone,
+whoever only looks holds it with others; each for milliseconds. So nobody takes a look or a sweep for a supervisor."""
 
 
 class About(msgspec.Struct, frozen=True):

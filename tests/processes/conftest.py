@@ -1,4 +1,4 @@
-"""Real deployments: started as a person would, watched through their JSON lines, and nothing of them left afterwards."""
+"""Real deployments: started as a person would, watched through their JSON lines, and nothing of them left after."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def environ() -> Iterator[dict[str, str]]:
     """An environment whose deployments are nobody else's; fails if anything of it is left."""
     # Short, because the paths of sockets are limited to 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))
-    environ = {**os.environ, "XDG_RUNTIME_DIR": str(directory), "PYTHONPATH": str(ROOT), "OMNI_BUS_TEST": directory.name}
+    ours = {"XDG_RUNTIME_DIR": str(directory), "PYTHONPATH": str(ROOT), "OMNI_BUS_TEST": directory.name}
+    environ = {**os.environ, **ours}
     yield environ
     left = processes_of(directory.name)
     for pid in left:

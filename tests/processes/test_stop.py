@@ -42,6 +42,11 @@ async def text_of(request) -> str:
     return "".join(e.payload.text for e in pieces if isinstance(e, Item) and isinstance(e.payload, Text))
 
 
+async def ask_until_refused(client) -> None:
+    while True:
+        await text_of(await ask(client, tokens=1))
+
+
 async def has_begun(request) -> None:
     """Wait for the first output."""
     assert isinstance(await anext(request), Item)
@@ -58,9 +63,7 @@ async def test_drain_finishes_what_runs_and_refuses_the_rest(up) -> None:
         await deployment.told("stopping")
         # The signal reaches the coordinator after this line; whatever it still admits, it finishes.
         with pytest.raises(Unavailable, match="stopping"):
-            while True:
-                late = await ask(client, tokens=1)
-                await text_of(late)
+            await ask_until_refused(client)
 
         assert (await text_of(running)).split()[-1] == "hi:99"
     assert await deployment.ended() == 0

@@ -86,7 +86,7 @@ class Scripted(StepEngine):
         self.script.get(f"add {request.id}", lambda: None)()
         self.held.add(request.id)
 
-    def step(self, requests):
+    def step(self, requests) -> Any:
         events: list[Any] = []
         for request in requests:
             made = self.script.get(request, lambda r=request: [Output(r, "text", Text("x"))])()
@@ -243,7 +243,11 @@ class Paced(SessionEngine):
     accepts: ClassVar = {"text": "text"}
     emits: ClassVar = {"text": "text"}
     frame_period_s = 0.1
-    load = add = step = abort = lambda *_: None
+
+    def load(self, report) -> None:
+        raise NotImplementedError
+
+    add = step = abort = load
 
 
 class FakeThread:
@@ -324,9 +328,10 @@ class Speaking(StreamingEngine):
     def load(self, report) -> None:
         pass
 
-    async def run(self, request, inputs):
+    async def run(self, request, inputs) -> Any:
         try:
             async for piece in inputs.port("text"):
+                assert isinstance(piece, Text)
                 match piece.text:
                     case "raise":
                         raise ValueError("boom")

@@ -138,6 +138,11 @@ class ClientCore:
         call = self._calls.pop(request, None)
         return [] if call is None else [self._cancel(request, call.route, reason)]
 
+    def on_unsent(self, request: RequestId, error: OmniBusError) -> list[ClientEffect]:
+        """A frame of the request could not be sent (input that can't be encoded): the request ends with that error."""
+        call = self._calls.get(request)
+        return [] if call is None else [*self._end(request, error), self._cancel(request, call.route, error.message)]
+
     def admin(self, call: int, op: str, args: dict[str, Any]) -> list[ClientEffect]:
         """Ask the coordinator for an operation; `Answered` brings the result."""
         self._asked.add(call)

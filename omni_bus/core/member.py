@@ -79,6 +79,10 @@ class Member:
         self.is_ready = True
         return [self._to_coordinator(Ready())]
 
+    def lost(self, peer: Peer) -> list[Common]:
+        """Tell that another actor's process has ended."""
+        return [self._to_coordinator(Lost(peer))]
+
     def goodbye(self, reason: str) -> list[Common]:
         """Tell that this actor leaves."""
         self.is_ready = False

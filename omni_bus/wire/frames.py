@@ -7,8 +7,6 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
-# msgspec hands `frozen` down, which type checkers don't know of.
-# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from omni_bus.wire.payloads import Payload
 
 PROTOCOL_VERSION = 1
 
-Role: TypeAlias = Literal["stage", "gateway", "client"]
+Role: TypeAlias = Literal["stage", "gateway", "client", "supervisor"]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -178,7 +176,10 @@ class Goodbye(Frame, frozen=True):
 
 
 class Lost(Frame, frozen=True):
-    """This peer is gone: nothing more will come from it, nothing will reach it."""
+    """This peer is gone: nothing more will come from it, nothing will reach it.
+
+    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once.
+    """
 
     peer: Peer
 

@@ -243,7 +243,13 @@ def test_boolean_is_not_taken_for_one() -> None:
 
 
 def test_unknown_and_harmless_keys_are_accepted() -> None:
-    harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True, "service_tier": "auto"}
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+    }
 
     assert parse_with(**harmless, some_extension={"deep": [1]}).params == {}
 
@@ -260,8 +266,19 @@ def test_text_parts_become_one_text() -> None:
 
 
 def test_answer_of_ours_can_be_sent_back() -> None:
-    answered = {"role": "assistant", "content": "Hi.", "refusal": None, "audio": {"id": "a", "data": "UklG"}, "name": None}
-    spoken = {"role": "assistant", "content": None, "audio": {"id": "a", "data": "", "transcript": "Hey."}, "tool_calls": []}
+    answered = {
+        "role": "assistant",
+        "content": "Hi.",
+        "refusal": None,
+        "audio": {"id": "a", "data": "UklG"},
+        "name": None,
+    }
+    spoken = {
+        "role": "assistant",
+        "content": None,
+        "audio": {"id": "a", "data": "", "transcript": "Hey."},
+        "tool_calls": [],
+    }
 
     assert [message["content"] for message in parse_with(messages=[answered, spoken]).messages] == ["Hi.", "Hey."]
 

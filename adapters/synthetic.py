@@ -31,7 +31,7 @@ from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Video, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from omni_bus.engine import Event
     from omni_bus.ids import RequestId
@@ -192,7 +192,7 @@ class SyntheticRelay(SyntheticStream):
     Options = RelayOptions
     Params = RelayParams
 
-    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Take a piece, work, pass it on."""
         plan: RelayOptions = plan_of(self.options, request.params)
         num_pieces = 0
@@ -244,7 +244,7 @@ class SyntheticSpeech(SyntheticStream):
     Options = SpeechOptions
     Params = SpeechParams
 
-    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Take a piece of text, speak all of it, take the next."""
         plan: SpeechOptions = plan_of(self.options, request.params)
         chunk_samples = plan.chunk_bytes // 2
@@ -366,7 +366,7 @@ class SyntheticVideo(SyntheticStream):
     Options = VideoOptions
     Params = VideoParams
 
-    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Read the prompt to its end, then make frames."""
         plan: VideoOptions = plan_of(self.options, request.params)
         with Progress(self._workload, plan) as progress:

@@ -23,7 +23,7 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Blob, Json, Payload, Text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from omni_bus.engine import EngineRequest, Inputs, Report
     from omni_bus.ids import RequestId
@@ -50,7 +50,7 @@ class FakeStream(StreamingEngine):
     def load(self, report: Report) -> None:
         report("weights", self.options.fraction)
 
-    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         try:
             for item in self.says:
                 if isinstance(item, Exception):

@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ class Writer(StreamingEngine):
     def load(self, report: Any) -> None:
         raise AssertionError("checking a deployment loads no engine")
 
-    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         raise AssertionError("checking a deployment runs nothing")
 
 

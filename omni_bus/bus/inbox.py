@@ -145,12 +145,10 @@ class Inbox:
             self._loop.call_soon(self._drain)
 
     def _take(self, routing_id: bytes) -> None:
-        """Receive the rest of a message, which is all there (ZeroMQ hands over whole messages), and deliver it."""
-        parts: list[Part] = []
+        """Receive the rest of a message, which is all there (ZeroMQ hands over whole messages, and a ROUTER's have two parts at least), and deliver it."""
+        parts: list[Part] = [self._recv(_NOBLOCK)]
         if self._get(_RCVMORE):
-            parts.append(self._recv(_NOBLOCK))
-            if self._get(_RCVMORE):
-                self._take_blobs(parts)
+            self._take_blobs(parts)
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")

@@ -234,7 +234,7 @@ class Outbox:
             )
 
     def _queue(self, lane: _Lane, parts: Sequence[Part]) -> None:
-        num_bytes = sum(map(len, parts))
+        num_bytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         backlog = lane.backlog
         is_full = len(backlog) >= self._max_frames or lane.backlog_bytes + num_bytes > self._max_bytes
         if is_full and backlog:
@@ -255,10 +255,9 @@ class Outbox:
             return  # closed between the call and its turn
         backlog = lane.backlog
         for _ in range(MAX_FLUSH):
-            if not lane.can_write():
-                return
             parts, num_bytes = backlog[0]
-            if not lane.try_push(parts):
+            # Looking after a refusal matters twice: what the I/O thread said since then counts, and the descriptor is reset.
+            if not lane.try_push(parts) and not (lane.can_write() and lane.try_push(parts)):
                 return
             backlog.popleft()
             lane.backlog_bytes -= num_bytes

@@ -8,8 +8,9 @@ Ways of carrying the same encoded frame (a `Chunk` with a short `Text`):
 - blocking+codec: the same, each frame encoded before and decoded after;
 - asyncio: `zmq.asyncio` under asyncio, its own loop's `await recv_multipart`; nothing encoded or decoded.
 
-The ways take turns, `--rounds` times, so that a disturbance hits all of them; medians and best values are printed, then ratios of
-medians and the median of each round's own ratio. Run: ``python scripts/bench_bus.py [--quick] [--seconds S] [--rounds N]``
+The ways take turns, `--rounds` times, so that a disturbance hits all of them; medians and best values are printed,
+then ratios of medians and the median of each round's own ratio. Run: ``python scripts/bench_bus.py [--quick]
+[--seconds S] [--rounds N]``
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 FRAME = Chunk("r-0123456789abcdef01234567", 1, 7, Text(" token", 1))
 WARM_UP = 50
-"""Round trips before the clock starts: connecting is not what is measured, and bare pyzmq retries a first connection after 100 ms."""
+"""Round trips before the clock starts: connecting isn't measured (bare pyzmq may retry its first after 100 ms)."""
 
 NEAR, FAR = Sender("near.0", 1), Sender("far.0", 2)
 WAYS = ("ours", "blocking", "blocking+codec", "asyncio")
@@ -72,7 +73,7 @@ async def ours_far(pipe: Connection, near: str, far: str, *, is_echo: bool, coun
     def tally(_: Sender, frame: Any) -> None:
         nonlocal num
         num += 1
-        if num == 1 or num == count:
+        if num in (1, count):
             pipe.send(time.monotonic())
         if type(frame) is Goodbye:
             over.set()
@@ -113,7 +114,7 @@ async def ours_round_trips(near: str, far: str, count: int) -> float:
 
 
 async def ours_send(far: str, count: int, wait: Callable[[], object]) -> None:
-    """Send `count` frames as fast as they go, giving the loop a turn now and then, as an actor does after each engine step."""
+    """Send as fast as it goes, giving the loop a turn now and then, as an actor does after each engine step."""
     context = zmq.Context()
     outbox = Outbox(context, NEAR, on_stuck=stuck, backlog=BacklogLimits(max_frames=count))
     peer = Peer("far.0", 2, far)
@@ -141,7 +142,7 @@ def sockets(context: Any, own: str, other: str, name: bytes) -> tuple[Any, Any]:
     return router, dealer
 
 
-def work(has_codec: bool) -> tuple[Callable[[], bytes], Callable[[bytes], object]]:
+def work(*, has_codec: bool) -> tuple[Callable[[], bytes], Callable[[bytes], object]]:
     """Return what is done to each frame before sending and after receiving."""
     codec = Codec()
     encoded = bytes(codec.encode(FRAME)[0])
@@ -154,7 +155,7 @@ def blocking_far(pipe: Connection, near: str, far: str, *, is_echo: bool, count:
     """The far end of bare blocking pyzmq."""
     context = zmq.Context()
     router, dealer = sockets(context, far, near, b"far")
-    make, take = work(has_codec)
+    make, take = work(has_codec=has_codec)
     pipe.send("ready")
     for num in range(count + WARM_UP if is_echo else count):
         take(router.recv_multipart()[1])
@@ -173,7 +174,7 @@ def blocking_near(
     """The near end; returns seconds per round trip, or 0."""
     context = zmq.Context()
     router, dealer = sockets(context, near, far, b"near")
-    make, take = work(has_codec)
+    make, take = work(has_codec=has_codec)
     begun = 0.0
     for num in range(count + WARM_UP if is_echo else count):
         if num == WARM_UP:
@@ -233,7 +234,7 @@ async def asyncio_near(near: str, far: str, wait: Callable[[], object], *, is_ec
 # --- one measurement ------------------------------------------------------------------------------------------
 
 
-def far_end(way: str, pipe: Connection, near: str, far: str, is_echo: bool, count: int) -> None:
+def far_end(way: str, pipe: Connection, near: str, far: str, *, is_echo: bool, count: int) -> None:
     """What the second process runs."""
     if way == "ours":
         uvloop.run(ours_far(pipe, near, far, is_echo=is_echo, count=count))
@@ -243,7 +244,7 @@ def far_end(way: str, pipe: Connection, near: str, far: str, is_echo: bool, coun
         blocking_far(pipe, near, far, is_echo=is_echo, count=count, has_codec=way.endswith("codec"))
 
 
-def near_end(way: str, near: str, far: str, wait: Callable[[], object], is_echo: bool, count: int) -> float:
+def near_end(way: str, near: str, far: str, wait: Callable[[], object], *, is_echo: bool, count: int) -> float:
     """What this process runs."""
     if way == "ours":
         if is_echo:
@@ -267,7 +268,7 @@ def measure(way: str, folder: str, *, is_echo: bool, count: int) -> float:
     near, far = f"ipc://{folder}/near", f"ipc://{folder}/far"
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=far_end, args=(way, theirs, near, far, is_echo, count), daemon=True
+        target=far_end, args=(way, theirs, near, far), kwargs={"is_echo": is_echo, "count": count}, daemon=True
     )
     process.start()
     try:
@@ -277,13 +278,13 @@ def measure(way: str, folder: str, *, is_echo: bool, count: int) -> float:
         def wait() -> None:
             """Wait for the first frame to have come, then for the last.
 
-            The first, so that nobody connects, encodes or queues before the clock starts; the last, because ZeroMQ loses
-            frames of a closed sender whose receiver is at its high-water mark.
+            The first, so that nobody connects, encodes or queues before the clock starts; the last, because ZeroMQ
+            loses frames of a closed sender whose receiver is at its high-water mark.
             """
             if not is_echo:
                 moments.append(receive(ours))
 
-        per_trip_s = near_end(way, near, far, wait, is_echo, count)
+        per_trip_s = near_end(way, near, far, wait, is_echo=is_echo, count=count)
         return per_trip_s * 1e6 if is_echo else (count - 1) / (moments[1] - moments[0])
     finally:
         process.join(10)
@@ -316,8 +317,9 @@ def main() -> None:
     trips, frames = max(50, int(5000 * seconds)), max(200, int(80_000 * seconds))
     print(f"command: python {' '.join(sys.argv)}")
     print(
-        f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, pyzmq {zmq.__version__}, "
-        f"libzmq {zmq.zmq_version()}, uvloop {uvloop.__version__}; load {os.getloadavg()[0]:.1f}"
+        f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
+        f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}, uvloop {uvloop.__version__}; "
+        f"load {os.getloadavg()[0]:.1f}"
     )
     print(f"{rounds} rounds, each way in turn: {trips} round trips, {frames} frames one way, over ipc://")
     latency: dict[str, list[float]] = {way: [] for way in WAYS}

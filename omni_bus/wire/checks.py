@@ -1,7 +1,8 @@
 """What types alone can't say about a frame that came from the network.
 
-Whatever passes here can be used without a second thought: durations can be given to a timer, an edge is one of its route, a
-count isn't negative, a JSON-like value can be encoded again, and a payload's bytes have the shape that it names.
+Whatever passes here can be used without a second thought: durations can be given to a timer, an edge is one of its
+route, a count isn't negative, a JSON-like value can be encoded again, and a payload's bytes have the shape that it
+names.
 """
 
 from __future__ import annotations

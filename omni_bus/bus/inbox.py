@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 COPY_BELOW_BYTES = 8192
 """Blobs shorter than this are copied out of the message, longer ones viewed in place.
 
-ZeroMQ reads from a connection in 8 KiB buffers and lets short messages share one, so a view of a short blob would pin all of
-it; longer messages get memory of their own. Measured on loopback TCP, copying costs 0.1 us more than viewing at 4 KiB, 2 us at
-64 KiB, 35 us at 1 MiB.
+ZeroMQ reads from a connection in 8 KiB buffers and lets short messages share one, so a view of a short blob would pin
+all of it; longer messages get memory of their own. Measured on loopback TCP, copying costs 0.1 us more than viewing at
+4 KiB, 2 us at 64 KiB, 35 us at 1 MiB.
 """
 
 MAX_KNOWN_PEERS = 4096
-"""Routing ids remembered (parsed ones, and those of bad peers): an actor has far fewer, and a stranger can invent any number."""
+"""Routing ids remembered, parsed ones and those of bad peers each: a stranger can invent any number of them."""
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _RCVMORE = int(zmq.RCVMORE)
@@ -54,7 +54,8 @@ class Inbox:
     `max_batch` of them; then the loop gets a turn before the rest. `deliver` runs on the loop and must not block. If it
     raises, the loop's exception handler is told and the next message is delivered.
 
-    Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and dropped.
+    Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
+    dropped.
 
     Args:
         context: where the socket is made; its owner terminates it.
@@ -94,7 +95,8 @@ class Inbox:
         self._socket = open_router(context, endpoint, limits)
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
-        # pyzmq's Socket wraps these in Python to serve its draft sockets and option names; the methods beneath take a third of the time.
+        # pyzmq's Socket wraps these in Python to serve its draft sockets and option names; the methods beneath take a
+        # third of the time.
         self._recv = self._socket.recv
         self._get = super(zmq.Socket, self._socket).get
         self._is_open = True
@@ -123,9 +125,9 @@ class Inbox:
     def _drain(self) -> None:
         """Deliver up to a batch.
 
-        A receive that would block has made ZeroMQ look at all that its I/O thread told it, and has reset the descriptor; after
-        it, the next message makes the descriptor readable again. Stopping earlier without coming back by ourselves would lose
-        that edge.
+        A receive that would block has made ZeroMQ look at all that its I/O thread told it, and has reset the
+        descriptor; after it, the next message makes the descriptor readable again. Stopping earlier without coming
+        back by ourselves would lose that edge.
         """
         recv = self._recv
         self._is_draining = False
@@ -145,12 +147,13 @@ class Inbox:
             self._loop.call_soon(self._drain)
 
     def _take(self, routing_id: bytes) -> None:
-        """Receive the rest of a message, which is all there (ZeroMQ hands over whole messages), and deliver it."""
-        parts: list[Part] = []
+        """Receive the rest of a message and deliver it.
+
+        It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
+        """
+        parts: list[Part] = [self._recv(_NOBLOCK)]
         if self._get(_RCVMORE):
-            parts.append(self._recv(_NOBLOCK))
-            if self._get(_RCVMORE):
-                self._take_blobs(parts)
+            self._take_blobs(parts)
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")

@@ -27,8 +27,9 @@ _log = logging.getLogger(__name__)
 COPY_BELOW_BYTES = 32768
 """Blobs shorter than this are copied into ZeroMQ, longer ones lent to it.
 
-Lending costs a fixed 3 to 4 us (bookkeeping of the loan, and its return through a thread of pyzmq's). Measured send plus receive on loopback TCP:
-equal between 16 and 32 KiB (20 us), 37 against 29 us at 64 KiB, 470 against 130 us at 1 MiB.
+Lending costs a fixed 3 to 4 us (bookkeeping of the loan, and its return through a thread of pyzmq's). Measured send
+plus receive on loopback TCP: equal between 16 and 32 KiB (20 us), 37 against 29 us at 64 KiB, 470 against 130 us at 1
+MiB.
 """
 
 MAX_FLUSH = 256
@@ -100,7 +101,10 @@ class _Lane:
         return True
 
     def can_write(self) -> bool:
-        """Whether ZeroMQ would take a message now; also makes it look at what its I/O thread told it, resetting the descriptor."""
+        """Whether ZeroMQ would take a message now.
+
+        Asking makes it look at what its I/O thread told it, and resets the descriptor.
+        """
         assert self.socket is not None
         return bool(cast("int", super(zmq.Socket, self.socket).get(_EVENTS)) & _POLLOUT)
 
@@ -108,13 +112,13 @@ class _Lane:
 class Outbox:
     """Sends frames to peers, in order for each, without ever blocking or losing one silently.
 
-    Frames that ZeroMQ has no room for wait in a bounded backlog per peer. When that is full the peer is *stuck*: the backlog
-    and all later frames for it are dropped and counted, and `on_stuck` is called once, in a later turn of the loop. What ZeroMQ
-    took before still goes out if the peer comes back, so a stuck peer sees a prefix of what was sent, never a gap. `forget`
-    ends that state.
+    Frames that ZeroMQ has no room for wait in a bounded backlog per peer. When that is full the peer is *stuck*: the
+    backlog and all later frames for it are dropped and counted, and `on_stuck` is called once, in a later turn of the
+    loop. What ZeroMQ took before still goes out if the peer comes back, so a stuck peer sees a prefix of what was
+    sent, never a gap. `forget` ends that state.
 
-    A `Blob` must not be modified after `send`: its memory is lent until ZeroMQ has written it (which keeps it alive), it is not
-    copied first.
+    A `Blob` must not be modified after `send`: its memory is lent until ZeroMQ has written it (which keeps it alive),
+    it is not copied first.
 
     Not for use from several threads.
 
@@ -175,16 +179,20 @@ class Outbox:
             self._queue(lane, parts)
 
     def forget(self, peer: Peer) -> None:
-        """Close the way to a peer; what was not sent is dropped (what waited here is counted). Unknown peers are ignored."""
+        """Close the way to a peer; what was not sent is dropped (what waited here is counted).
+
+        Unknown peers are ignored.
+        """
         lane = self._lanes.pop(peer, None)
         if lane is not None:
             self._close_lane(lane, linger_ms=0)
 
     async def close(self, linger_s: float) -> None:
-        """Send what can be sent within `linger_s`, then close all sockets; frames still waiting are dropped and counted.
+        """Send what can be sent within `linger_s`, then close all sockets; the rest is dropped and counted.
 
-        Returns within `linger_s`. ZeroMQ goes on with what it took until the same moment, and terminating the context waits for
-        that, but no longer. A peer that is `receive_hwm` frames behind at the end may miss the last ones. Frames sent after this returned are dropped and counted. May be called again.
+        Returns within `linger_s`. ZeroMQ goes on with what it took until the same moment, and terminating the context
+        waits for that, but no longer. A peer that is `receive_hwm` frames behind at the end may miss the last ones.
+        Frames sent after this returned are dropped and counted. May be called again.
         """
         deadline = self._loop.time() + linger_s
         try:
@@ -234,7 +242,7 @@ class Outbox:
             )
 
     def _queue(self, lane: _Lane, parts: Sequence[Part]) -> None:
-        num_bytes = sum(map(len, parts))
+        num_bytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         backlog = lane.backlog
         is_full = len(backlog) >= self._max_frames or lane.backlog_bytes + num_bytes > self._max_bytes
         if is_full and backlog:
@@ -244,8 +252,8 @@ class Outbox:
         backlog.append((parts, num_bytes))
         lane.backlog_bytes += num_bytes
         if not lane.is_flushing:
-            # From here on the descriptor is watched: it becomes readable when ZeroMQ's I/O thread has made room. If it already
-            # was, the loop calls at once.
+            # From here on the descriptor is watched: it becomes readable when ZeroMQ's I/O thread has made room. If it
+            # already was, the loop calls at once.
             lane.is_flushing = True
             self._loop.add_reader(lane.descriptor, self._flush, lane)
 
@@ -255,10 +263,10 @@ class Outbox:
             return  # closed between the call and its turn
         backlog = lane.backlog
         for _ in range(MAX_FLUSH):
-            if not lane.can_write():
-                return
             parts, num_bytes = backlog[0]
-            if not lane.try_push(parts):
+            # Looking after a refusal matters twice: what the I/O thread said since then counts, and the descriptor is
+            # reset.
+            if not lane.try_push(parts) and not (lane.can_write() and lane.try_push(parts)):
                 return
             backlog.popleft()
             lane.backlog_bytes -= num_bytes

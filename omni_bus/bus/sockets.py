@@ -1,4 +1,4 @@
-"""The only place where sockets are made and their options set: addresses, limits, heartbeats (and keys, when they come)."""
+"""The only place where sockets are made and their options set: addresses, limits, heartbeats (keys, when they come)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 class SocketLimits(msgspec.Struct, frozen=True):
     """What one socket may hold.
 
-    The high-water marks count messages per peer inside ZeroMQ. The bulk is bounded by flow control above (credit in bytes);
-    these catch a peer that doesn't read at all.
-    `receive_hwm` is generous because ZeroMQ (4.3) loses what the kernel still holds when a sender closes while the
-    receiver is at its mark. `max_message_bytes` is the longest single part: a peer that announces a
-    longer one is disconnected before a byte of it is stored.
+    The high-water marks count messages per peer inside ZeroMQ. The bulk is bounded by flow control above (credit in
+    bytes); these catch a peer that doesn't read at all. `receive_hwm` is generous because ZeroMQ (4.3) loses what the
+    kernel still holds when a sender closes while the receiver is at its mark. `max_message_bytes` is the longest
+    single part: a peer that announces a longer one is disconnected before a byte of it is stored.
     """
 
     send_hwm: int = 1000
@@ -44,7 +43,8 @@ def check_endpoint(endpoint: str) -> None:
         raise BadInput(f"endpoint '{endpoint}' is neither ipc://PATH nor tcp://HOST:PORT", field="endpoint")
     if scheme == "ipc" and len(rest.encode()) > MAX_IPC_PATH_BYTES:
         raise BadInput(
-            f"ipc path '{rest}' has {len(rest.encode())} bytes, the system allows {MAX_IPC_PATH_BYTES}: use a shorter directory",
+            f"ipc path '{rest}' has {len(rest.encode())} bytes, the system allows {MAX_IPC_PATH_BYTES}: "
+            "use a shorter directory",
             field="endpoint",
         )
     host, colon, port = rest.rpartition(":")

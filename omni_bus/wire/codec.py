@@ -35,7 +35,10 @@ _ILL_FORMED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Recur
 
 
 class Codec:
-    """One encoder and one typed decoder; not shared between threads, since both keep the parts of the message in hand."""
+    """One encoder and one typed decoder.
+
+    Not shared between threads, since both keep the parts of the message in hand.
+    """
 
     def __init__(self) -> None:
         self._blobs: list[memoryview] = []

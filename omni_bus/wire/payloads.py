@@ -15,8 +15,8 @@ import msgspec
 class Blob:
     """Raw bytes outside the header.
 
-    Wraps any contiguous buffer without copying it; the buffer must not be modified once the blob was sent. On the receiving
-    side it views the received message part.
+    Wraps any contiguous buffer without copying it; the buffer must not be modified once the blob was sent. On the
+    receiving side it views the received message part.
     """
 
     __slots__ = ("view",)
@@ -242,7 +242,7 @@ def _check_extent(shape: Shape) -> None:
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse a value that JSON could not say, but for NaN and infinities: extension types, bytes, dates, keys other than text.
+    """Refuse what JSON has no form for (NaN and infinities apart): extensions, bytes, dates, keys that aren't text.
 
     Raises:
         ValueError: names the type, or the depth.
@@ -254,14 +254,16 @@ def check_plain(value: Any, depth: int = 0) -> None:
     if isinstance(value, dict):
         for key, item in cast("dict[Any, Any]", value).items():
             if not isinstance(key, str):
-                raise ValueError(f"a map has a key of type {type(key).__name__}, only text is allowed")  # noqa: TRY004 (bad data)
+                kind = type(key).__name__
+                raise ValueError(f"a map has a key of type {kind}, only text is allowed")  # noqa: TRY004 (bad data)
             check_plain(item, depth + 1)
     elif isinstance(value, (list, tuple)):
         for item in cast("list[Any]", value):
             check_plain(item, depth + 1)
     else:
         kind = type(value).__name__
-        raise ValueError(f"a {kind} where only maps, lists, text, numbers, booleans and null are allowed")  # noqa: TRY004 (bad data)
+        allowed = "maps, lists, text, numbers, booleans and null"
+        raise ValueError(f"a {kind} where only {allowed} are allowed")  # noqa: TRY004 (bad data)
 
 
 def check(payload: Payload) -> None:

@@ -26,10 +26,17 @@ ANN = Sender("ann.0", 0x0123456789ABCDEF)
 PING = msgspec.msgpack.encode(["Ping", 1])
 
 
+opened: list[zmq.Socket[bytes]] = []
+"""Strangers of the running test; the fixture closes them."""
+
+
 @pytest.fixture
 def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context = zmq.Context()
     yield context
+    for dealer in opened:
+        dealer.close(0)
+    opened.clear()
     context.destroy(linger=0)
 
 
@@ -60,6 +67,7 @@ def stranger(
 ) -> zmq.Socket[bytes]:
     """A plain DEALER that may send whatever it likes."""
     dealer = context.socket(zmq.DEALER)
+    opened.append(dealer)
     if routing_id:
         dealer.setsockopt(zmq.ROUTING_ID, routing_id)
     dealer.connect(inbox.endpoint)
@@ -210,8 +218,8 @@ async def test_stranger_without_an_actors_identity_is_dropped(context: Any, rout
 
     bad.send(PING)
     bad.send(b"")
-    # The bad messages wake nobody here, so the good ones do until both have been seen; each is from another sender, since the
-    # inbox takes turns between senders.
+    # The bad messages wake nobody here, so the good ones do until both have been seen; each is from another sender,
+    # since the inbox takes turns between senders.
     while inbox.statistics().bad < 2:
         stranger(context, inbox, Sender("ann.0", new_incarnation()).encode()).send(PING)
         await received.count(len(received.frames) + 1)
@@ -329,7 +337,8 @@ async def test_small_blob_is_copied_out_of_its_message(context: Any) -> None:
     frames = await received.count(4)
     kinds = [type(frame.payload.ids.view.obj) for frame in frames]  # type: ignore[union-attr]
     assert kinds == [bytes, bytes, bytes, zmq.Frame]
-    assert [len(frame.payload.ids) for frame in frames] == [0, 4, COPY_BELOW_BYTES - 4, COPY_BELOW_BYTES]  # type: ignore[union-attr]
+    sizes = [len(frame.payload.ids) for frame in frames]  # type: ignore[union-attr]
+    assert sizes == [0, 4, COPY_BELOW_BYTES - 4, COPY_BELOW_BYTES]
     await outbox.close(0)
     inbox.close()
 
@@ -344,6 +353,7 @@ async def test_message_over_the_limit_never_arrives(context: Any) -> None:
 
     assert await asyncio.to_thread(monitor.poll, LIMIT_S * 1000)  # disconnected, as a peer out of its mind
     monitor_of.disable_monitor()
+    monitor.close(0)
     stranger(context, inbox, Sender("ann.0", 7).encode()).send(msgspec.msgpack.encode(["Goodbye", "x" * 900]))
     assert await received.count(1) == [Goodbye("x" * 900)]
     inbox.close()

@@ -372,7 +372,7 @@ async def test_lent_memory_lives_until_it_is_sent(context: Any, tmp_path: Path) 
 async def test_blob_over_the_limit_is_refused_at_the_sender(context: Any, tmp_path: Path) -> None:
     outbox = Outbox(context, ANN, on_stuck=refuse_stuck, limits=SocketLimits(max_message_bytes=1000))
 
-    with pytest.raises(InputTooLarge, match="1001 bytes.*allowed: 1000"):
+    with pytest.raises(InputTooLarge, match=r"1001 bytes.*allowed: 1000"):
         outbox.send(Peer("bob", 1, f"ipc://{tmp_path}/b"), Chunk("r", 0, 0, Media("x/y", Blob(bytes(1001)))))
 
     await outbox.close(0)

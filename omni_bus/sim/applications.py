@@ -122,7 +122,7 @@ class Application:
         assert route is not None
         for port in dict.fromkeys(route.edges[edge].source_port for edge in route.outgoing(IN)):
             run.left[port] = run.plan.num_inputs
-            self._world.after(self._world.rng.random() * 0.002, self._write, request, port)
+            self._world.after(self._world.rng.expovariate(1 / run.plan.input_s), self._write, request, port)
         self._count(request, run)
 
     def _write(self, request: RequestId, port: str) -> None:
@@ -141,7 +141,7 @@ class Application:
         elif core.is_blocked(request, port):
             run.waits.add(port)
         else:
-            self._world.after(self._world.rng.random() * 0.002, self._write, request, port)
+            self._world.after(self._world.rng.expovariate(1 / run.plan.input_s), self._write, request, port)
         self._process.check(request)
 
     def _on_writable(self, request: RequestId, port: str) -> None:

@@ -33,7 +33,7 @@ class Faults:
         """Carry out the next fault."""
         plan = self._plans.pop(0)
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
-        self.last_at = self._world.now
+        self.last_at = max(self.last_at, self._world.now)
         match plan.kind:
             case "kill_stage":
                 self._kill(self._pick(StageProcess), plan)
@@ -75,6 +75,10 @@ class Faults:
         if len(processes) < 2:
             return
         source, target = self._world.rng.sample(processes, k=2)
+        coordinator = self._world.coordinator
+        if coordinator.is_alive and self._world.rng.random() < 0.7:  # noqa: PLR2004 (these stalls lead to evictions)
+            source = coordinator if target is not coordinator and self._world.rng.random() < 0.3 else source  # noqa: PLR2004
+            target = coordinator if source is not coordinator else target
         until = self._world.now + (plan.down_s or 1.0)
         self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)
         self._world.stall(source, target, until)
@@ -101,6 +105,6 @@ class Faults:
 
     def _end(self, act: object, args: tuple[object, ...]) -> None:
         self._num_running -= 1
-        self.last_at = self._world.now
+        self.last_at = max(self.last_at, self._world.now)
         assert callable(act)
         act(*args)

@@ -63,6 +63,8 @@ class RequestPlan(msgspec.Struct):
     """Cancelled once so many events of it were seen by the application; 0 right after the submit."""
     is_burst: bool
     """Sends all input at once, credit or not."""
+    input_s: float
+    """Mean time between inputs."""
     has_bad_params: bool
 
 
@@ -142,14 +144,15 @@ def _request(name: str, pipeline: Pipeline, rng: Random) -> RequestPlan:
         timeout_s=timeout_s,
         cancel_after_events=cancel,
         is_burst=rng.random() < 0.3,
+        input_s=rng.choice((0.001, 0.001, 0.2)),
         has_bad_params=rng.random() < 0.03,
     )
 
 
 def _fault(rng: Random) -> FaultPlan:
     kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain")
-    kind = rng.choices(kinds, (4, 3, 4, 2, 1, 0.5))[0]
-    down_s: float | None = rng.choice((0.001, 0.05, 1.0, 7.0))
+    kind = rng.choices(kinds, (4, 3, 6, 4, 1, 0.5))[0]
+    down_s: float | None = rng.choice((0.001, 0.05, 0.3, 1.0, 7.0))
     if kind in {"kill_stage", "kill_gateway"} and rng.random() < 0.2:
         down_s = None
     return FaultPlan(kind, rng.randrange(1, rng.choice((40, 250))), down_s, loses_frames=rng.random() < 0.5)
@@ -186,7 +189,7 @@ def draw(rng: Random) -> Scenario:
         delay_s=rng.choice((0.0001, 0.001, 0.02)),
         step_s=rng.choice((0.0001, 0.001, 0.02)),
         failure_rate=rng.choice((0.0, 0.0, 0.1)),
-        heartbeat_s=1.0,
+        heartbeat_s=rng.choice((1.0, 0.1)),
         asks_health=rng.random() < 0.1,
     )
 

@@ -1,6 +1,7 @@
 """A virtual deployment around the real cores: one clock, links with delays, processes that come and go.
 
-Everything that happens is an entry of one heap, ordered by virtual time; delays come from the seed, so each seed is another interleaving and can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
+Everything that happens is an entry of one heap, ordered by virtual time; delays come from the seed, so each seed is
+another interleaving and can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
 """
 
 from __future__ import annotations

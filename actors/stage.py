@@ -46,6 +46,7 @@ class StageActor:
         config = deployment.config.stages[stage]
         name = f"{stage}.{replica}"
         self._stage = stage
+        self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer)
         self._thread = EngineThread(name)
@@ -151,7 +152,7 @@ class StageActor:
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:
         try:
-            return msgspec.convert(raw, type(self.engine).Params)
+            return msgspec.convert({**self._default_params, **raw}, type(self.engine).Params)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error

@@ -1,7 +1,7 @@
 """Sampling parameters of one request, as text-generating adapters take them.
 
-Names, meanings and defaults are the field's (OpenAI, vLLM, transformers). An adapter that can't honour a field says so by
-name (`refuse_unhonoured`) instead of accepting a field that does nothing.
+Names, meanings and defaults are the field's (OpenAI, vLLM, transformers). An adapter that can't honour a field says so
+by name (`refuse_unhonoured`) instead of accepting a field that does nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The end of text and stop strings are not looked at before this many tokens."""
 
     seed: Annotated[int, Meta(ge=0, le=2**32 - 2)] | None = None
-    """The same seed, prompt and parameters give the same text; None draws a fresh seed."""
+    """The same seed draws the same random numbers; None draws a fresh seed."""
 
     stop: StopStrings = ()
     """Generation ends before the first of these strings; it is not part of the output."""
@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Taken from a token's logit once it was generated."""
 
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
-    """Divides positive and multiplies negative logits of tokens that are in the prompt or the output; 1 does nothing."""
+    """Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 does nothing."""
 
 
 def refuse_unhonoured(params: SamplingParams, names: tuple[str, ...], adapter: str) -> None:

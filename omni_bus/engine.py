@@ -21,7 +21,7 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from omni_bus.errors import OmniBusError
 
@@ -145,7 +145,7 @@ class StreamingEngine(Engine):
     """Requests that run at once; others wait in the stage."""
 
     @abstractmethod
-    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncIterator[tuple[str, Payload] | Finish]:
+    def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Yield (port, payload) pairs; a `Finish`, if any, comes last.
 
         Raises:

@@ -21,7 +21,8 @@ EdgeId = int
 MAX_ACTOR_NAME_BYTES = 200
 """ZeroMQ allows 255 bytes of routing id; 17 are the separator and the incarnation."""
 
-# Exactly what `Sender.encode` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one actor many ids.
+# Exactly what `Sender.encode` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one
+# actor many ids.
 _ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})", re.DOTALL)
 
 

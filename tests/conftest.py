@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -32,9 +32,32 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("omni-bus")
 
 
+class TimeLimitedLoop(uvloop.Loop):
+    """uvloop that ends with the failure which pytest-timeout's signal handler raises; its own only logs that and waits on."""
+
+    _failure: BaseException | None = None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        failure = context.get("exception")
+        if isinstance(failure, pytest.fail.Exception):
+            self._failure = failure
+            self.stop()
+        else:
+            super().call_exception_handler(context)
+
+    def run_until_complete(self, future: Any) -> Any:
+        try:
+            return super().run_until_complete(future)
+        except RuntimeError:  # stopped before the future was done
+            if self._failure is None:
+                raise
+            failure, self._failure = self._failure, None
+            raise failure from None
+
+
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run every async test on the loop that the processes run on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": TimeLimitedLoop}
 
 
 def _live_children() -> dict[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -14,7 +15,7 @@ from omni_bus.cli.visit import visit
 from omni_bus.client import End, Item
 from omni_bus.config.load import parse_value
 from omni_bus.errors import BadInput, unknown_name
-from omni_bus.media.encode import wav
+from omni_bus.media.encode import encode_blocking, join
 from omni_bus.wire.payloads import Audio, Json, Text
 
 if TYPE_CHECKING:
@@ -109,12 +110,9 @@ def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
 def _write_wav(path: str, pieces: list[Audio]) -> None:
     if not pieces:
         raise BadInput("the answer had nothing to speak, so there is no audio to write", field="--audio-out")
-    first = pieces[0]
-    pcm = b"".join(bytes(piece.data.view) for piece in pieces)
+    audio = join(pieces)
     try:
-        with open(path, "wb") as file:
-            file.write(wav(pcm, first.rate_hz, first.channels))
+        Path(path).write_bytes(encode_blocking(audio, "wav"))
     except OSError as error:
         raise BadInput(f"can't write {path}: {error.strerror}", field="--audio-out") from error
-    seconds = sum(piece.num_frames for piece in pieces) / first.rate_hz
-    print(f"wrote {path}: {seconds:.2f} s at {first.rate_hz} Hz", file=sys.stderr)
+    print(f"wrote {path}: {audio.num_frames / audio.rate_hz:.2f} s at {audio.rate_hz} Hz", file=sys.stderr)

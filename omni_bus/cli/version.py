@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-
-import msgspec
-import zmq
+from importlib.metadata import version
 
 from omni_bus import __version__
 from omni_bus.wire.frames import PROTOCOL_VERSION
@@ -22,6 +20,6 @@ def run(args: argparse.Namespace) -> int:
     del args
     print(
         f"omni-bus {__version__} (protocol {PROTOCOL_VERSION}, Python {platform.python_version()}, "
-        f"ZeroMQ {zmq.zmq_version()}, msgspec {msgspec.__version__})"
+        f"pyzmq {version('pyzmq')}, msgspec {version('msgspec')})"
     )
     return 0

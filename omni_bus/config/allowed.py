@@ -8,7 +8,7 @@ from msgspec import inspect
 
 
 def allowed(kind: Any) -> str:
-    """Describe a field's type and limits: ``an integer, at least 1``; nothing for types that only their author knows."""
+    """Describe a field's type and limits: ``an integer, at least 1``; nothing for types that only an author knows."""
     return _describe(inspect.type_info(kind))
 
 

@@ -1,10 +1,10 @@
 """Pipelines as graphs: from edges as text to `Pipeline`s, with every reason to refuse them.
 
-An edge is ``source.port -> target.port``; ``in`` and ``out`` stand for the client. An edge's payload kind is what the source
-emits, and the target must accept that; ``in`` takes the kind that its target accepts.
+An edge is ``source.port -> target.port``; ``in`` and ``out`` stand for the client. An edge's payload kind is what the
+source emits, and the target must accept that; ``in`` takes the kind that its target accepts.
 
-Where an edge can't be read or names an unknown stage, the checks of the whole graph (unreachable, dead end, port not fed) are
-left out for that pipeline: they would only repeat the same mistake in other words.
+Where an edge can't be read or names an unknown stage, the checks of the whole graph (unreachable, dead end, port not
+fed) are left out for that pipeline: they would only repeat the same mistake in other words.
 """
 
 from __future__ import annotations

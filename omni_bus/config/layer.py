@@ -1,7 +1,7 @@
 """One source of settings, and how sources are laid over each other.
 
-A `Layer` is a tree of plain TOML values with the `Origin` of every table, value and list element in it. Laying one layer
-over another keeps the origins right, so that each later message can say where a value was written.
+A `Layer` is a tree of plain TOML values with the `Origin` of every table, value and list element in it. Laying one
+layer over another keeps the origins right, so that each later message can say where a value was written.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def hide_secrets(value: Any, path: Path) -> Any:
     if is_secret(path):
         return _HIDDEN if value else value
     if isinstance(value, dict):
-        return {key: hide_secrets(inner, (*path, str(key))) for key, inner in value.items()}  # pyright: ignore
+        return {key: hide_secrets(inner, (*path, str(key))) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return value
 
 
@@ -143,9 +143,9 @@ def _toml(value: Any, path: Path) -> str:
         case bool():
             return "true" if value else "false"
         case list() | tuple():
-            return "[" + ", ".join(_toml(item, path) for item in value) + "]"  # pyright: ignore
+            return "[" + ", ".join(_toml(item, path) for item in value) + "]"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         case dict():
-            pairs = (f"{show_path((key,))} = {_toml(inner, (*path, key))}" for key, inner in value.items())  # pyright: ignore
+            pairs = (f"{show_path((key,))} = {_toml(inner, (*path, key))}" for key, inner in value.items())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             return "{ " + ", ".join(pairs) + " }" if value else "{}"
         case _:
             return str(value)

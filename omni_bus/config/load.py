@@ -1,4 +1,4 @@
-"""Read a deployment: files, environment and arguments to one checked configuration that knows where each value came from.
+"""Read a deployment: files, environment and arguments to one checked configuration that knows each value's origin.
 
 Later ones win; tables merge key by key, everything else (lists too) is replaced whole:
 
@@ -6,7 +6,7 @@ Later ones win; tables merge key by key, everything else (lists too) is replaced
 2. files named by ``base``, the farthest first
 3. the file itself
 4. ``[platform.NAME]`` of these files in the same order, NAME being ``cuda``, ``rocm`` or ``cpu``
-5. the environment: ``OMNI_BUS__STAGES__LLM__REPLICAS=2``, letters' case and ``-`` or ``_`` don't matter for keys that exist
+5. the environment: ``OMNI_BUS__STAGES__LLM__REPLICAS=2``, letters' case and ``-`` or ``_`` don't matter for known keys
 6. ``-o stages.llm.replicas=2``, in the order given
 
 Values of the last two are TOML values, and plain text where they are none.
@@ -226,7 +226,7 @@ def _nearest_file(file: str) -> str:
 
 
 def _combine(files: Sequence[Layer]) -> tuple[Layer, dict[str, Layer], list[str]]:
-    """Lay the files over each other; return what they say for all platforms, what for each, and what is wrong with that."""
+    """Lay the files over each other; return what they say for all platforms, what for each, and what is wrong."""
     plain = Layer()
     for layer in files:
         plain.lay(layer)
@@ -289,7 +289,7 @@ def _lay_environment(merged: Layer, environ: Mapping[str, str]) -> list[str]:
 
 
 def _existing_keys(table: Table, parts: Sequence[str]) -> tuple[str, ...]:
-    """Spell a variable's parts as the tree does, which may have capitals and dashes; in small letters where it has none."""
+    """Spell a variable's parts as the tree does, which may have capitals and dashes; in small letters if unknown."""
     keys: list[str] = []
     level: Any = table
     for part in parts:

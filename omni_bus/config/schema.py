@@ -1,7 +1,7 @@
 """Everything that a deployment file may say, as frozen Structs.
 
-Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or a
-gateway's table; those are validated by the adapter's or gateway's `Options`. What a default stands for (a pipeline's
+Field docstrings are what ``omni-bus check --explain`` prints. Adapters and gateways add their own keys to a stage's or
+a gateway's table; those are validated by the adapter's or gateway's `Options`. What a default stands for (a pipeline's
 name, a gateway's protocol) is filled in on loading.
 """
 
@@ -30,6 +30,8 @@ class StageConfig(msgspec.Struct, frozen=True):
     """Threads of each replica; by default the cores are shared out evenly over all replicas of all stages."""
     max_input_bytes: Count = 256 * 1024 * 1024
     """Input that one request may hold in the stage before it is refused."""
+    params: dict[str, Any] = {}
+    """Parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``; the adapter's own."""
     options: dict[str, Any] = {}
 
 

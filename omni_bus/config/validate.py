@@ -101,6 +101,8 @@ def _stage(name: str, table: Table, path: Path, draft: Draft, adapter_class: Ada
         checked = _options(found, StageConfig, options, path, draft.problems)
         if checked is not _INVALID:
             draft.problems.extend(Problem(path, reason) for reason in found.check(checked))
+        if draft.stages[name] is not None:
+            convert(own.get("params", {}), found.Params, (*path, "params"), draft.problems)
 
 
 def _gateway(name: str, table: Table, path: Path, draft: Draft, gateway_class: GatewayClass | None) -> None:

@@ -67,6 +67,10 @@ class Admission:
         """Forget a request that ended or gave up waiting."""
         self._in_flight.discard(request)
         self._queued.discard(request)
+        # Whoever gave up waiting stays in the heap until its turn; it must not outgrow those who do wait.
+        if len(self._heap) > 2 * len(self._queued) + 16:
+            self._heap = [place for place in self._heap if place[2] in self._queued]
+            heapq.heapify(self._heap)
 
     def next(self) -> RequestId | None:
         """Take the next waiting request that may run now."""

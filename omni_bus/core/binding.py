@@ -1,5 +1,7 @@
-"""Which replica a request is bound to: the one with the least outstanding work, known exactly since the coordinator
-sees each beginning and each end."""
+"""Which replica a request is bound to: the one with the least outstanding work.
+
+That is known exactly, since the coordinator sees each beginning and each end.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import (
     Admitted,
@@ -16,8 +17,7 @@ from omni_bus.core.effects import (
     Writable,
 )
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.core.tombstones import Tombstones
-from omni_bus.errors import BadInput, OmniBusError, from_info, unknown_name
+from omni_bus.errors import BadInput, OmniBusError, Unavailable, from_info, unknown_name
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -29,6 +29,7 @@ from omni_bus.wire.frames import (
     Credit,
     Failed,
     Finish,
+    Inquire,
     Open,
     Reject,
     Route,
@@ -64,13 +65,15 @@ class ClientCore:
     def __init__(self, coordinator: Peer) -> None:
         self._coordinator = coordinator
         self._calls: dict[RequestId, _Call] = {}
-        self._tombstones = Tombstones()
+        self._cancelling: dict[RequestId, Route] = {}
+        self._asked: set[int] = set()
         self.num_stale_frames = 0
 
     @property
     def live_routes(self) -> tuple[Route, ...]:
-        """Routes of the admitted requests that have not ended."""
-        return tuple(call.route for call in self._calls.values() if call.route is not None)
+        """Routes of the admitted requests that have not ended, and of those whose cancel is not answered yet."""
+        live = (call.route for call in self._calls.values() if call.route is not None)
+        return (*live, *self._cancelling.values())
 
     @property
     def num_live(self) -> int:
@@ -127,38 +130,64 @@ class ClientCore:
 
     def cancel(self, request: RequestId, reason: str) -> list[ClientEffect]:
         """End a request of ours; nothing more is delivered for it."""
-        if self._calls.pop(request, None) is None:
-            return []
-        self._tombstones.bury(request)
-        return [Send(self._coordinator, Cancel(request, reason))]
+        call = self._calls.pop(request, None)
+        return [] if call is None else [self._cancel(request, call.route, reason)]
 
     def admin(self, call: int, op: str, args: dict[str, Any]) -> list[ClientEffect]:
         """Ask the coordinator for an operation; `Answered` brings the result."""
+        self._asked.add(call)
         return [Send(self._coordinator, Admin(call, op, args))]
+
+    def on_coordinator_changed(self) -> list[ClientEffect]:
+        """The coordinator does not know us, so it is new or had given us up; call it with each `Introduce`.
+
+        Carry the effects out after the `Hello` that answers it. What was not admitted and what was asked is lost, and
+        ends as `Unavailable`, safe to retry; admitted requests go on; cancels without an answer are repeated.
+        """
+        effects: list[ClientEffect] = [
+            Send(self._coordinator, Cancel(request, "again")) for request in self._cancelling
+        ]
+        for request in [request for request, call in self._calls.items() if call.route is None]:
+            effects += self._end(request, self._coordinator_lost())
+        effects += [Answered(call, None, self._coordinator_lost()) for call in sorted(self._asked)]
+        self._asked.clear()
+        return effects
+
+    def _coordinator_lost(self) -> Unavailable:
+        return Unavailable("the coordinator was lost before it answered", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
 
     # --- frames -------------------------------------------------------------------------------------------
 
     def on_frame(
         self,
         sender: Sender,
-        frame: Admit | Reject | Failed | Cancelled | AdminReply | Open | Chunk | Close | Credit,
+        frame: Admit | Reject | Failed | Cancelled | Inquire | AdminReply | Open | Chunk | Close | Credit,
     ) -> list[ClientEffect]:
         """Take a frame; a request that it breaks ends with `BadFrame` and is cancelled."""
         match frame:
             case AdminReply(call=call, result=result, error=error):
+                if call not in self._asked:
+                    return []
+                self._asked.discard(call)
                 return [Answered(call, result, None if error is None else from_info(error))]
             case Admit(route=route):
                 return self._on_admit(route)
             case Reject(request=request, error=error) | Failed(request=request, error=error):
                 return self._end(request, from_info(error))
-            case Cancelled():
+            case Cancelled(request=request):
+                self._cancelling.pop(request, None)
                 return []
+            case Inquire(request=request):
+                return [] if request in self._calls else [Send(self._coordinator, Cancel(request, "ended"))]
             case Open() | Chunk() | Close() | Credit():
                 return self._on_data(sender, frame)
 
     def _on_admit(self, route: Route) -> list[ClientEffect]:
         call = self._calls.get(route.request)
         if call is None:
+            # Given up while the answer was under way; the coordinator has bound it and must let go.
+            return [self._cancel(route.request, route, "no longer wanted")]
+        if call.route is not None:
             return []
         call.route = route
         call.in_edges = dict.fromkeys(route.incoming(OUT))
@@ -192,7 +221,7 @@ class ClientCore:
             effects: list[ClientEffect] = [PortEnded(request, edge.port, frame.finish)]
             return effects + self._end(request, None) if call.is_complete else effects
         except OmniBusError as error:
-            return [*self._end(request, error), Send(self._coordinator, Cancel(request, error.message))]
+            return [*self._end(request, error), self._cancel(request, call.route, error.message)]
 
     def _on_open(self, call: _Call, frame: Open) -> list[ClientEffect]:
         if call.in_edges[frame.edge] is not None or call.route is None:
@@ -214,6 +243,12 @@ class ClientCore:
 
     # --- inside -------------------------------------------------------------------------------------------
 
+    def _cancel(self, request: RequestId, route: Route | None, reason: str) -> Send:
+        """Tell the coordinator; a routed request is remembered until it answers, in case it is lost with the cancel."""
+        if route is not None:
+            self._cancelling[request] = route
+        return Send(self._coordinator, Cancel(request, reason))
+
     def _port(self, call: _Call, port: str) -> list[OutEdge]:
         edges = call.in_ports.get(port)
         if edges is None:
@@ -230,7 +265,6 @@ class ClientCore:
         call = self._calls.pop(request, None)
         if call is None:
             return []
-        self._tombstones.bury(request)
         effects: list[ClientEffect] = [Ended(request, error)]
         if error is None:
             for edge in call.out_edges.values():

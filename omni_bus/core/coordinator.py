@@ -16,12 +16,13 @@ from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import error_for_lost
+from omni_bus.core.recovery import error_for_lost, stage_lost
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
     BadInput,
     DeadlineExceeded,
+    ErrorInfo,
     OmniBusError,
     RequestCancelled,
     Unavailable,
@@ -41,6 +42,7 @@ from omni_bus.wire.frames import (
     Goodbye,
     Heartbeat,
     Hello,
+    Inquire,
     Introduce,
     Lost,
     Pong,
@@ -99,6 +101,10 @@ class _Request(msgspec.Struct):
     wants_ack: bool = False
     """The client cancelled and is told when all is freed."""
     freed: int = 0
+    error: ErrorInfo | None = None
+    """Why it ends early."""
+    is_adopted: bool = False
+    """A former coordinator admitted it."""
 
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""
@@ -124,7 +130,8 @@ class CoordinatorCore:
             name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
         }
         self._requests: dict[RequestId, _Request] = {}
-        self._tombstones = Tombstones()
+        self._tombstones: Tombstones[ErrorInfo] = Tombstones()
+        self._admitting: set[str] = set()
         self._health = Health()
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0}
@@ -145,8 +152,10 @@ class CoordinatorCore:
             return self._on_stranger(sender, frame)
         actor.seen_at = now
         match frame:
-            case Heartbeat():
-                return []
+            case Heartbeat(num_live=num_live):
+                # Nobody would ever end what a stage holds beyond what is bound to it; its hello lists it.
+                has_surplus = actor.role == "stage" and num_live > self._bindings.outstanding(sender)
+                return [Send(actor.peer, Introduce())] if has_surplus else []
             case Progress(phase=phase, fraction=fraction):
                 actor.phase, actor.fraction = phase, fraction
                 return []
@@ -162,7 +171,8 @@ class CoordinatorCore:
             case Cancel(request=request, reason=reason):
                 return self._on_cancel(actor, request, reason, now)
             case Cancelled(request=request, freed=freed):
-                return self._on_stage_end(actor, request, freed, None, now)
+                error = RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
+                return self._on_stage_end(actor, request, freed, error, now)
             case Done(request=request):
                 return self._on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
@@ -180,6 +190,8 @@ class CoordinatorCore:
                 return self._end_early(of, DeadlineExceeded("the request's time limit passed"), now)
             case "cancel":
                 return self._retry_cancel(of, now)
+            case "adopted":
+                return self._check_adopted(of, now)
             case "alive":
                 return self._check_alive(of, now)
             case "health":
@@ -212,13 +224,19 @@ class CoordinatorCore:
             return [Send(hello.peer, Refused(error.to_info()))]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
-        former = self._membership.former(hello.peer)
-        effects = [] if former is None else self._on_leave(former, "replaced by a new incarnation", now)
+        former = self._membership.former(hello)
+        effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
         is_new = self._membership.get(sender) is None
         actor = self._membership.join(hello, now)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
+        listed = {route.request for route in hello.live}
+        effects += [
+            Send(actor.peer, Inquire(request))
+            for request, entry in self._requests.items()
+            if entry.is_adopted and request not in listed and actor.peer in (entry.client, *entry.pending.values())
+        ]
         for route in hello.live:
             effects += self._adopt(actor, route, now)
         return effects
@@ -269,26 +287,71 @@ class CoordinatorCore:
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Take over a running request that a former coordinator admitted."""
-        pipeline = self._pipelines.get(route.pipeline)
-        if actor.role != "stage" or pipeline is None or route.stages.get(actor.stage) != actor.peer:
+        """Learn of a running request from an actor that takes part in it: this coordinator is new, or had given it up."""
+        is_client = route.gateway == actor.peer
+        if not is_client and route.stages.get(actor.stage) != actor.peer:
             return []
-        if route.request in self._tombstones:
-            return [Send(actor.peer, Cancel(route.request, "the request ended"))]
-        entry = self._requests.get(route.request)
-        effects: list[Common] = []
-        if entry is None:
-            submit = Submit(route.request, route.pipeline, (), route.priority, route.timeout_s)
-            deadline = None if route.timeout_s is None else now + route.timeout_s
-            entry = _Request(submit, route.gateway, pipeline, route.edges, now, deadline, State.RUNNING, route, {})
-            self._requests[route.request] = entry
-            self._admission[route.pipeline].adopt(route.request)
-            if deadline is not None:
-                effects.append(SetTimer(("deadline", route.request), deadline))
-        if entry.state is State.RUNNING and actor.stage not in entry.pending:
-            entry.pending[actor.stage] = actor.peer
-            self._bindings.rebind(actor.sender)
-        return effects
+        request = route.request
+        entry = self._requests.get(request)
+        if entry is None and request not in self._tombstones and route.pipeline in self._pipelines:
+            return self._take_over(actor, route, now)
+        if entry is not None and (entry.route != route or entry.state is State.RUNNING):
+            return []
+        if not is_client:
+            if entry is not None and actor.stage not in entry.pending:
+                entry.pending[actor.stage] = actor.peer
+                self._bindings.rebind(actor.sender)
+            return [Send(actor.peer, Cancel(request, "the request ended"))]
+        error = self._tombstones.epitaph(request) if entry is None else entry.error
+        if route.pipeline not in self._pipelines:
+            error = unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        return [] if error is None else [Send(actor.peer, Failed(request, error))]
+
+    def _take_over(self, actor: Actor, route: Route, now: float) -> list[Common]:
+        """Run a former coordinator's request on, and ask all who take part what became of it."""
+        request = route.request
+        entry = _Request(
+            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s),
+            client=route.gateway,
+            pipeline=self._pipelines[route.pipeline],
+            edges=route.edges,
+            received_at=now,
+            deadline=None if route.timeout_s is None else now + route.timeout_s,
+            state=State.RUNNING,
+            route=route,
+            pending=dict(route.stages),
+            is_adopted=True,
+        )
+        self._requests[request] = entry
+        self._admission[route.pipeline].adopt(request)
+        for peer in route.stages.values():
+            self._bindings.rebind(peer.sender)
+        effects: list[Common] = [
+            Send(peer, Inquire(request))
+            for peer in (route.gateway, *route.stages.values())
+            if peer != actor.peer and self._membership.get(peer.sender) is not None
+        ]
+        if entry.deadline is not None:
+            effects.append(SetTimer(("deadline", request), entry.deadline))
+        return [*effects, SetTimer(("adopted", request), now + self._patience_s)]
+
+    def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
+        """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
+        entry = self._requests.get(request)
+        if entry is None or entry.route is None:
+            return []
+        absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
+        is_client_absent = self._membership.get(entry.client.sender) is None
+        if not absent and not is_client_absent:
+            return []
+        if is_client_absent:
+            entry.wants_ack = False
+            error: OmniBusError = RequestCancelled("the client's gateway is gone")
+        else:
+            error = stage_lost(absent[0], entry.route, entry.pipeline)
+        for stage in absent:
+            self._release(entry, stage)
+        return self._end_early(request, error, now) + self._settle(request, entry, now)
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -364,6 +427,8 @@ class CoordinatorCore:
     def _on_cancel(self, actor: Actor, request: RequestId, reason: str, now: float) -> list[Common]:
         entry = self._requests.get(request)
         if entry is None:
+            # Remembered, since a stage that still holds it may say hello only now.
+            self._tombstones.bury(request, RequestCancelled(reason or "cancelled by the client").to_info())
             return [Send(actor.peer, Cancelled(request))]
         if entry.client != actor.peer:
             return [Report("cancel by a stranger", {"actor": actor.peer.actor, "request": request})]
@@ -405,12 +470,13 @@ class CoordinatorCore:
         self._ended[outcome] += 1
         was_queued = entry.state is State.QUEUED
         entry.move("ended early")
+        entry.error = error.to_info()
         effects: list[Common] = [
             DropTimer(("deadline", request)),
             Report("request ended early", {"request": request, "code": error.code, "stage": error.stage}),
         ]
         if not entry.wants_ack:
-            frame = Reject(request, error.to_info()) if was_queued else Failed(request, error.to_info())
+            frame = Reject(request, entry.error) if was_queued else Failed(request, entry.error)
             effects.append(Send(entry.client, frame))
         if was_queued:
             return effects + self._end(request, "", now)
@@ -429,16 +495,24 @@ class CoordinatorCore:
     def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
         """The one place where a request leaves; its place goes to the next one that waits."""
         entry = self._requests.pop(request)
-        self._tombstones.bury(request)
+        self._tombstones.bury(request, entry.error)
         if outcome:
             self._ended[outcome] += 1
-        effects: list[Common] = [DropTimer(("deadline", request)), DropTimer(("cancel", request))]
+        effects: list[Common] = [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
-        admission = self._admission[entry.pipeline.name]
-        admission.leave(request)
-        while (waiting := admission.next()) is not None:
+        self._admission[entry.pipeline.name].leave(request)
+        return effects + self._admit_waiting(entry.pipeline.name, now)
+
+    def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
+        """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""
+        effects: list[Common] = []
+        if pipeline in self._admitting:
+            return effects
+        self._admitting.add(pipeline)
+        while (waiting := self._admission[pipeline].next()) is not None:
             effects += self._run(waiting, self._requests[waiting], now)
+        self._admitting.discard(pipeline)
         return effects
 
     def _stopping(self) -> Unavailable:

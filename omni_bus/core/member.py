@@ -63,9 +63,11 @@ class Member:
         self._live = live
         self._stats = stats
         self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._beat_at = 0.0
 
     def start(self, now: float) -> list[Common]:
         """Say hello; from now on beat."""
+        self._beat_at = now
         return [self._to_coordinator(self._hello()), SetTimer(_BEAT, now + self._heartbeat_s)]
 
     def progress(self, phase: str, fraction: float) -> list[Common]:
@@ -84,14 +86,23 @@ class Member:
 
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""
-        return [self._to_coordinator(Heartbeat(self.me.endpoint)), SetTimer(_BEAT, now + self._heartbeat_s)]
+        self._beat_at = now
+        heartbeat = Heartbeat(self.me.endpoint, len(self._live()))
+        return [self._to_coordinator(heartbeat), SetTimer(_BEAT, now + self._heartbeat_s)]
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost) -> list[Common]:
-        """Answer the coordinator."""
+        """Answer the coordinator.
+
+        After an `Introduce`, whoever has a `ClientCore` calls its `on_coordinator_changed` and carries those effects out
+        after these.
+        """
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):
+                if heartbeat_s == self._heartbeat_s:
+                    return []
                 self._heartbeat_s = heartbeat_s
-                return []
+                # Counted from the last beat: the coordinator's patience runs from then too.
+                return [SetTimer(_BEAT, self._beat_at + heartbeat_s)]
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
@@ -102,9 +113,7 @@ class Member:
                 return [Forget(peer)]
 
     def _hello(self) -> Hello:
-        return Hello(
-            PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live()
-        )
+        return Hello(PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live())
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:
         return Send(self.coordinator, frame)

@@ -10,6 +10,8 @@ from omni_bus.ids import Peer, Sender
 from omni_bus.wire.frames import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from omni_bus.wire.frames import Hello
 
 MISSED_HEARTBEATS = 5
@@ -42,7 +44,7 @@ class Membership:
         self._by_name: dict[str, Actor] = {}
         self._by_stage: dict[str, dict[str, Actor]] = {}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Actor]:
         return iter(tuple(self._by_name.values()))
 
     def get(self, sender: Sender) -> Actor | None:
@@ -50,10 +52,12 @@ class Membership:
         actor = self._by_name.get(sender.actor)
         return actor if actor is not None and actor.peer.incarnation == sender.incarnation else None
 
-    def former(self, peer: Peer) -> Actor | None:
-        """Another incarnation under the same name, which the newcomer replaces."""
-        actor = self._by_name.get(peer.actor)
-        return actor if actor is not None and actor.peer.incarnation != peer.incarnation else None
+    def former(self, hello: Hello) -> Actor | None:
+        """Who is known under the newcomer's name and is not it, so is replaced: a former incarnation, usually."""
+        actor = self._by_name.get(hello.peer.actor)
+        if actor is None or (actor.peer, actor.role, actor.stage) == (hello.peer, hello.role, hello.stage):
+            return None
+        return actor
 
     def join(self, hello: Hello, now: float) -> Actor:
         """Take an actor in, or take its repeated hello."""

@@ -21,9 +21,13 @@ def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusErr
         return RequestCancelled("the client's gateway is gone")
     if actor.peer not in route.stages.values():
         return None
-    is_retry_safe = not pipeline.non_idempotent.intersection(route.stages)
+    return stage_lost(actor.stage, route, pipeline)
+
+
+def stage_lost(stage: str, route: Route, pipeline: Pipeline) -> StageLost:
+    """Return the error of a request whose replica of `stage` is gone."""
     return StageLost(
-        f"stage '{actor.stage}' (replica {actor.replica}) was lost while it worked on the request",
-        stage=actor.stage,
-        is_retry_safe=is_retry_safe,
+        f"stage '{stage}' (actor {route.stages[stage].actor}) was lost while it worked on the request",
+        stage=stage,
+        is_retry_safe=not pipeline.non_idempotent.intersection(route.stages),
     )

@@ -86,7 +86,8 @@ class Scheduler:
         if free <= 0:
             return []
         waiting = sorted((e.order, r) for r, e in self._entries.items() if not e.is_resident)
-        running = sum(1 for e in self._entries.values() if e.is_resident and not e.is_suspended)
+        # Who waits for credit or for input leaves its place in the step to another, up to `max_resident`.
+        running = sum(1 for e in self._entries.values() if e.is_resident and not (e.is_suspended or e.is_starved))
         started = [request for _, request in waiting[: min(free, max(0, self._width - running))]]
         for request in started:
             self._entries[request].is_resident = True

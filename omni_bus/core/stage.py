@@ -22,6 +22,7 @@ from omni_bus.wire.frames import (
     Done,
     Failed,
     Finish,
+    Inquire,
     Open,
     RequestStats,
     Route,
@@ -93,6 +94,14 @@ class _Live:
         self.bytes_out = 0
         self.is_cancel_owed = False
         self.outcome = "done"
+        self.report: Failed | None = None
+        """What the coordinator was told when the request failed."""
+        self.is_fed = False
+        """Input came since the engine's last step began."""
+        self.untaken: list[tuple[InEdge, Payload]] = []
+        """Input that a step-fed engine got and has not yet run a step with."""
+        self.in_step: list[tuple[InEdge, Payload]] = []
+        """Input that it uses in the step under way."""
 
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""
@@ -137,9 +146,10 @@ class StageCore:
         self._parse_params = parse_params
         self._max_input_bytes = max_input_bytes
         self._live: dict[RequestId, _Live] = {}
-        self._tombstones = Tombstones()
+        self._tombstones: Tombstones[Done | Failed | Cancelled] = Tombstones()
         self._scheduler = Scheduler(width, width if shape is EngineShape.STREAMING else max_resident)
         self._is_stepping = False
+        self._batch: tuple[RequestId, ...] = ()
         self._num_steps = 0
         self._ended = {"done": 0, "failed": 0, "cancelled": 0}
         self.num_stale_frames = 0
@@ -148,8 +158,8 @@ class StageCore:
 
     @property
     def live_routes(self) -> tuple[Route, ...]:
-        """Routes of the requests that this stage still works on."""
-        return tuple(live.route for live in self._live.values())
+        """Routes of the requests whose end the coordinator waits for."""
+        return tuple(live.route for live in self._live.values() if live.report is None)
 
     @property
     def stats(self) -> StageStats:
@@ -168,7 +178,7 @@ class StageCore:
 
     # --- frames -------------------------------------------------------------------------------------------
 
-    def on_frame(self, sender: Sender, frame: DataFrame | Cancel, now: float) -> list[StageEffect]:
+    def on_frame(self, sender: Sender, frame: DataFrame | Cancel | Inquire, now: float) -> list[StageEffect]:
         """Take a frame; a request that it breaks fails alone."""
         request = frame.route.request if isinstance(frame, Open) else frame.request
         try:
@@ -183,6 +193,8 @@ class StageCore:
                     return self._on_credit(sender, frame, now)
                 case Cancel():
                     return self._on_cancel(request)
+                case Inquire():
+                    return self._on_inquire(request)
         except OmniBusError as error:
             return self._fail(request, error, now)
 
@@ -271,7 +283,8 @@ class StageCore:
     def _on_cancel(self, request: RequestId) -> list[StageEffect]:
         live = self._live.get(request)
         if live is None:
-            self._tombstones.bury(request)
+            if request not in self._tombstones:
+                self._tombstones.bury(request, Cancelled(request))
             return [Send(self._coordinator, Cancelled(request))]
         if live.state is State.ABORTING:
             live.is_cancel_owed = True
@@ -279,8 +292,14 @@ class StageCore:
         if live.state is State.RUNNING:
             live.is_cancel_owed = True
             return [self._abort(live, "cancelled")]
-        self._end(request, "cancelled")
+        self._end(request, "cancelled", Cancelled(request))
         return [Send(self._coordinator, Cancelled(request)), *self._start()]
+
+    def _on_inquire(self, request: RequestId) -> list[StageEffect]:
+        """A new coordinator may have missed how the request ended."""
+        live = self._live.get(request)
+        report = self._tombstones.epitaph(request) if live is None else live.report
+        return [] if report is None else [Send(self._coordinator, report)]
 
     # --- the engine ---------------------------------------------------------------------------------------
 
@@ -297,7 +316,9 @@ class StageCore:
                 case Finished(finish=finish):
                     effects += self._on_finished(live, finish, now)
                 case Starved(request=request):
-                    self._scheduler.starve(request)
+                    # Said at the end of a step; input that came during it is news to the engine.
+                    if not live.is_fed:
+                        self._scheduler.starve(request)
                 case Failure(request=request, error=error):
                     live.move("engine finished")
                     effects += self._fail(request, error, now)
@@ -307,7 +328,15 @@ class StageCore:
         """The step that was asked for is over."""
         self._is_stepping = False
         self._num_steps += 1
-        return self._start()
+        effects: list[StageEffect] = []
+        for request in self._batch:
+            live = self._live.get(request)
+            if live is not None and live.state is State.RUNNING:
+                used, live.in_step = live.in_step, []
+                for edge, payload in used:
+                    effects += self._consumed(live, edge, payload)
+        self._batch = ()
+        return effects + self._start()
 
     def on_aborted(self, request: RequestId, now: float) -> list[StageEffect]:
         """The engine holds nothing of the request any more."""
@@ -315,7 +344,7 @@ class StageCore:
         if live is None or live.state is not State.ABORTING:
             return []
         live.move("engine let go")
-        self._end(request, live.outcome)
+        self._end(request, live.outcome, live.report or Cancelled(request, 1))
         owed: list[StageEffect] = [Send(self._coordinator, Cancelled(request, 1))] if live.is_cancel_owed else []
         return owed + self._start()
 
@@ -357,9 +386,10 @@ class StageCore:
                 return []
             live.move("edges closed")
             stats = self._request_stats(live, now)
-            self._end(request, "done")
+            done = Done(request, stats)
+            self._end(request, "done", done)
             fields = {"request": request, "stage": self.stage, **asdict(stats)}
-            return [Send(self._coordinator, Done(request, stats)), Report("request done", fields)]
+            return [Send(self._coordinator, done), Report("request done", fields)]
         if live.state is not State.RUNNING or live.is_blocked == live.is_suspended:
             return []
         live.is_suspended = live.is_blocked
@@ -402,12 +432,15 @@ class StageCore:
         batch = self._scheduler.batch()
         if batch:
             self._is_stepping = True
+            self._batch = batch
+            for request in batch:
+                live = self._live[request]
+                live.is_fed = False
+                live.in_step, live.untaken = live.untaken, []
             effects.append(Step(batch))
         return effects
 
-    def _feed(
-        self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool
-    ) -> list[StageEffect]:
+    def _feed(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool) -> list[StageEffect]:
         """Bring input to an engine that takes it as it comes; before there is a slot, credit bounds what is held."""
         request = live.route.request
         if live.state is State.WAITING:
@@ -420,9 +453,16 @@ class StageCore:
         if self._shape is EngineShape.STREAMING:
             return effects
         self._scheduler.wake(request)
-        for payload in payloads:
-            effects += self._consumed(live, edge, payload)
+        self._give(live, edge, payloads)
         return effects + self._start()
+
+    def _give(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...]) -> None:
+        """Note input of a step-fed engine: its credit goes back after a step with it, not before.
+
+        So a request that is suspended, or waits behind others, holds its senders back.
+        """
+        live.is_fed = True
+        live.untaken += [(edge, payload) for payload in payloads]
 
     def _feed_held(self, live: _Live, held: dict[str, list[Payload]]) -> list[StageEffect]:
         effects: list[StageEffect] = []
@@ -432,8 +472,7 @@ class StageCore:
             payloads = tuple(held.get(edge.port, ()))
             effects.append(Feed(live.route.request, edge.port, payloads, edge.is_closed))
             if self._shape is EngineShape.STEP_FED:
-                for payload in payloads:
-                    effects += self._consumed(live, edge, payload)
+                self._give(live, edge, payloads)
         return effects
 
     def _in_edge(self, sender: Sender, request: RequestId, edge: EdgeId) -> tuple[_Live, InEdge] | None:
@@ -467,13 +506,14 @@ class StageCore:
         if live.state is State.ABORTING:
             return []
         error.stage = error.stage or self.stage
+        report = live.report = Failed(request, error.to_info())
         effects: list[StageEffect] = [
-            Send(self._coordinator, Failed(request, error.to_info())),
+            Send(self._coordinator, report),
             Report("request failed", {"request": request, "stage": self.stage, "code": error.code}),
         ]
         if live.state is State.RUNNING:
             return [*effects, self._abort(live, "failed")]
-        self._end(request, "failed")
+        self._end(request, "failed", report)
         return effects + self._start()
 
     def _abort(self, live: _Live, outcome: str) -> Abort:
@@ -483,11 +523,11 @@ class StageCore:
         self._scheduler.starve(live.route.request)
         return Abort(live.route.request)
 
-    def _end(self, request: RequestId, outcome: str) -> None:
+    def _end(self, request: RequestId, outcome: str, report: Done | Failed | Cancelled) -> None:
         """The one place where a request leaves this stage."""
         del self._live[request]
         self._scheduler.remove(request)
-        self._tombstones.bury(request)
+        self._tombstones.bury(request, report)
         self._ended[outcome] += 1
 
     def _request_stats(self, live: _Live, now: float) -> RequestStats:

@@ -1,7 +1,7 @@
 """Log lines: JSON on standard error from every process of a deployment, which its supervisor collects and shows.
 
-A line has ``time`` (seconds since the epoch), ``level``, ``actor``, ``event`` and the event's own fields. Prompts and keys appear in no
-field of a line above DEBUG.
+A line has ``time`` (seconds since the epoch), ``level``, ``actor``, ``event`` and the event's own fields. Prompts and
+keys appear in no field of a line above DEBUG.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
+# msgspec hands `frozen` down, which type checkers don't know of.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
@@ -159,9 +162,10 @@ class Ready(Frame):
 
 
 class Heartbeat(Frame):
-    """I am alive, and this is where I listen."""
+    """I am alive, this is where I listen, and so many requests (of those in a `Hello`'s `live`) I hold."""
 
     endpoint: str
+    num_live: int = 0
 
 
 class Goodbye(Frame):
@@ -229,6 +233,12 @@ class Cancelled(Frame):
 
     request: RequestId
     freed: int = 0
+
+
+class Inquire(Frame):
+    """Do you hold this request? Who does says nothing; else a stage repeats how it ended, a client cancels."""
+
+    request: RequestId
 
 
 class Done(Frame):
@@ -319,6 +329,7 @@ ControlFrame: TypeAlias = (
     | Reject
     | Cancel
     | Cancelled
+    | Inquire
     | Done
     | Failed
     | Admin

@@ -447,3 +447,17 @@ def test_shipped_config_is_good(file: Path, platform: str) -> None:
     loaded = load(file, environ={}, platform=platform, adapter_class=adapter_class, gateway_class=gateway_class)
 
     assert loaded.pipelines
+
+
+def test_stage_params_are_the_adapters_own(tmp_path: Path) -> None:
+    """A default parameter is checked like an option: unknown names and bad values are refused with their key."""
+    file = tmp_path / "d.toml"
+    file.write_text(
+        '[stages.llm]\nadapter = "llamacpp"\nparams = { temperature = 9.0, tempratur = 1 }\n'
+        '[pipelines.chat]\nedges = ["in.messages -> llm.prompt", "llm.text -> out.text"]\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ={}, platform="cpu", adapter_class=adapter_class, gateway_class=gateway_class)
+    said = "\n".join(caught.value.problems)
+    assert "stages.llm.params.temperature: 9.0" in said
+    assert "stages.llm.params.tempratur: unknown key; did you mean 'temperature'?" in said

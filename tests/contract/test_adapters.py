@@ -101,8 +101,9 @@ SAMPLES: dict[str, Sample] = {
         _words("Something else."),
         {"text": [Json({})]},
         {"speed": -1.0},
+        params={"seed": 1},
         streamed_port="text",
-        packages=("hibari",),
+        packages=("hibari", "sentencex"),
         is_model=True,
     ),
     "synthetic-text": Sample(

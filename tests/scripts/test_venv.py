@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KNOWN = {"PATH": os.environ["PATH"]}
+"""All that the scripts may need of the environment."""
 
 
 @pytest.fixture
@@ -19,12 +21,12 @@ def copy(tmp_path: Path) -> Path:
     return root
 
 
+def shell(root: Path, commands: str) -> list[str]:
+    return ["/bin/bash", "-c", f'set -euo pipefail; source "{root}/scripts/venv"; {commands}']
+
+
 def run(root: Path, commands: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    script = f'set -euo pipefail; source "{root}/scripts/venv"; {commands}'
-    known = {"PATH": os.environ["PATH"], "HOME": str(root)}
-    return subprocess.run(
-        ["/bin/bash", "-c", script], env=known | environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(shell(root, commands), env=KNOWN | environment, capture_output=True, text=True, check=False)
 
 
 def pretend_it_is_made(root: Path, profile: str) -> None:
@@ -119,11 +121,11 @@ def test_two_setups_of_one_folder_take_turns(copy: Path) -> None:
         'install_serve() { echo installs; read -r <"$VENV/gate"; '
         'mkdir -p "$VENV/bin"; ln -sf /bin/true "$VENV/bin/python"; }; prepare_venv serve'
     )
-    command = ["/bin/bash", "-c", f'set -euo pipefail; source "{copy}/scripts/venv"; {make}']
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+    command = shell(copy, make)
+    with subprocess.Popen(command, env=KNOWN, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "installs\n"
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:
+        with subprocess.Popen(command, env=KNOWN, stdout=subprocess.PIPE, text=True) as second:
             assert second.stdout is not None
             assert second.stdout.readline().startswith("Waiting for another set-up")
             (copy / ".venv" / "gate").write_text("go\n")

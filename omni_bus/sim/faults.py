@@ -1,0 +1,106 @@
+"""What goes wrong in a schedule, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
+
+if TYPE_CHECKING:
+    from omni_bus.sim.scenario import FaultPlan
+    from omni_bus.sim.world import World
+
+CUT_AFTER_S = 2.0
+"""From the order to drain to the grace limit."""
+
+
+class Faults:
+    """Strikes as planned: processes die and come back, links stall, engines hang."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._plans = list(world.scenario.faults)
+        self._num_running = 0
+        self.last_at = 0.0
+        self.next_at = self._plans[0].at_step if self._plans else float("inf")
+
+    @property
+    def is_pending(self) -> bool:
+        """A fault is under way: a process is down and will come back, or a link is stalled."""
+        return self._num_running > 0
+
+    def strike(self) -> None:
+        """Carry out the next fault."""
+        plan = self._plans.pop(0)
+        self.next_at = self._plans[0].at_step if self._plans else float("inf")
+        self.last_at = self._world.now
+        match plan.kind:
+            case "kill_stage":
+                self._kill(self._pick(StageProcess), plan)
+            case "kill_gateway":
+                self._kill(self._pick(GatewayProcess), plan)
+            case "kill_coordinator":
+                self._kill(self._pick(CoordinatorProcess), plan)
+            case "stall":
+                self._stall(plan)
+            case "hang":
+                self._hang(plan)
+            case "drain":
+                self._drain()
+
+    def _pick(self, kind: type[Process]) -> Process | None:
+        alive = [process for process in self._world.processes.values() if type(process) is kind and process.is_alive]
+        return self._world.rng.choice(alive) if alive else None
+
+    def _kill(self, process: Process | None, plan: FaultPlan) -> None:
+        if process is None or not process.is_alive:
+            return
+        world = self._world
+        world.trace("kill", process)
+        if process is world.coordinator:
+            world.loses_frames = plan.loses_frames
+        world.cut(process)
+        process.die()
+        if plan.down_s is not None:
+            self._later(plan.down_s, self._restart, process)
+
+    def _restart(self, process: Process) -> None:
+        world = self._world
+        world.add(process.successor())
+        if process.name == world.coordinator.name:
+            world.release_held()
+
+    def _stall(self, plan: FaultPlan) -> None:
+        processes = [process for process in self._world.processes.values() if process.is_alive]
+        if len(processes) < 2:  # noqa: PLR2004 (a link has two ends)
+            return
+        source, target = self._world.rng.sample(processes, k=2)
+        until = self._world.now + (plan.down_s or 1.0)
+        self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)
+        self._world.stall(source, target, until)
+        self.last_at = max(self.last_at, until)
+
+    def _hang(self, plan: FaultPlan) -> None:
+        """An engine stops for ever; a watchdog kills its process."""
+        process = self._pick(StageProcess)
+        if isinstance(process, StageProcess):
+            self._world.trace("hang", process)
+            process.engine.is_hung = True
+            self._later(3.0, self._kill, process, plan)
+
+    def _drain(self) -> None:
+        process = self._world.coordinator
+        if process.is_alive:
+            self._world.trace("drain", process)
+            process.drain()
+            self._later(CUT_AFTER_S, process.cut)
+
+    def _later(self, delay_s: float, act: object, *args: object) -> None:
+        self._num_running += 1
+        self._world.after(delay_s, self._end, act, args)
+
+    def _end(self, act: object, args: tuple[object, ...]) -> None:
+        self._num_running -= 1
+        self.last_at = self._world.now
+        assert callable(act)
+        act(*args)

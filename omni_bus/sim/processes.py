@@ -1,0 +1,374 @@
+"""The actors of a virtual deployment: a real core each, and around it what a real process has, without sockets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.core.client import ClientCore
+from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.coordinator import State as RequestState
+from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
+from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
+from omni_bus.core.stage import EngineShape, StageCore
+from omni_bus.core.stage import State as StageState
+from omni_bus.core.tombstones import MAX_TOMBSTONES
+from omni_bus.errors import BadInput
+from omni_bus.ids import Peer, Sender
+from omni_bus.sim.applications import Application
+from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
+from omni_bus.sim.ledger import Violation
+from omni_bus.sim.scenario import sources
+from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from omni_bus.core.edge import InEdge, OutEdge
+    from omni_bus.core.effects import ClientEffect, Common, StageEffect, TimerKey
+    from omni_bus.ids import RequestId
+    from omni_bus.sim.scenario import RequestPlan
+    from omni_bus.sim.world import World
+    from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.payloads import Payload
+
+_MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
+_HOUSEKEEPING = frozenset({"heartbeat", "alive"})
+
+
+class Process(ABC):
+    """One process: its identity, its timers, and the way from effects to the world."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.peer = Peer(name, world.new_incarnation(), f"sim://{name}")
+        self.is_alive = True
+        self._timers: dict[TimerKey, object] = {}
+
+    @abstractmethod
+    def start(self) -> None:
+        """Say hello."""
+
+    @abstractmethod
+    def successor(self) -> Process:
+        """Return the process that takes this one's place after its death."""
+
+    @abstractmethod
+    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        """Take a frame."""
+
+    @abstractmethod
+    def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
+
+    @abstractmethod
+    def held(self) -> str:
+        """Tell what is held of any request; empty for nothing."""
+
+    def die(self) -> None:
+        """Stop at once."""
+        self.is_alive = False
+
+    def carry(self, effects: Iterable[Common | StageEffect | ClientEffect]) -> None:
+        """Carry effects out, in order."""
+        for effect in effects:
+            match effect:
+                case Send(peer=peer, frame=frame):
+                    self.world.send(self, peer, frame)
+                case SetTimer(key=key, at=at):
+                    mark = self._timers[key] = object()
+                    is_due = key[0] not in _HOUSEKEEPING
+                    self.world.at(max(at, self.world.now), self._fire, (key, mark), is_due=is_due)
+                case DropTimer(key=key):
+                    self._timers.pop(key, None)
+                case Report() | Forget():
+                    self.world.trace("   report by", self, effect)
+                case Leave(error=error):
+                    raise Violation(f"{self.name} was told to leave: {error}")
+                case _:
+                    self._carry_own(effect)
+
+    def _carry_own(self, effect: Any) -> None:
+        raise Violation(f"{self.name} can't carry out {effect}")
+
+    def _fire(self, key: TimerKey, mark: object) -> None:
+        if self.is_alive and self._timers.get(key) is mark:
+            del self._timers[key]
+            self.world.trace("timer", self, key)
+            self.on_timer(key)
+
+    def _held_timers(self) -> str:
+        left = [key for key in self._timers if key[0] not in _HOUSEKEEPING]
+        return f"{self.name} has timers {left}" if left else ""
+
+
+class CoordinatorProcess(Process):
+    """The coordinator."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, COORDINATOR)
+        self.core = CoordinatorCore(self.peer, world.scenario.pipelines, world.scenario.heartbeat_s)
+        self._live: set[RequestId] = set()
+        self._entered: set[RequestId] = set()
+
+    def start(self) -> None:
+        self.world.trace("up:", self)
+
+    def successor(self) -> Process:
+        return CoordinatorProcess(self.world)
+
+    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        self.carry(self.core.on_frame(sender, frame, self.world.now))
+        self.check()
+
+    def on_timer(self, key: TimerKey) -> None:
+        self.carry(self.core.on_timer(key, self.world.now))
+        self.check()
+
+    def drain(self) -> None:
+        """Admit nothing any more."""
+        self.carry(self.core.drain(self.world.now))
+        self.check()
+
+    def cut(self) -> None:
+        """End what still runs."""
+        if self.is_alive:
+            self.carry(self.core.cut(self.world.now))
+            self.check()
+
+    def check(self) -> None:
+        """Compare the counts that decide with the table that they are drawn from.
+
+        Raises:
+            Violation: they differ, a limit is passed, or a request ended twice or came back.
+        """
+        core = self.core
+        requests = core._requests
+        if self._live != requests.keys():
+            for request in requests.keys() - self._live:
+                if request in self._entered:
+                    raise Violation(f"{request} ended and came back")
+                self._entered.add(request)
+            self._live = set(requests)
+        ended = core._ended["done"] + core._ended["failed"] + core._ended["cancelled"]
+        num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
+        if ended != len(self._entered) - len(requests) + num_ending:
+            raise Violation(f"{ended} terminal transitions of {len(self._entered)} requests, {len(requests)} live")
+        pending = Counter(peer.sender for entry in requests.values() for peer in entry.pending.values())
+        if pending != core._bindings._outstanding:
+            raise Violation(f"outstanding work is {pending}, counted is {core._bindings._outstanding}")
+        for name, admission in core._admission.items():
+            entries = {r: e for r, e in requests.items() if e.pipeline.name == name}
+            queued = {r for r, e in entries.items() if e.state is RequestState.QUEUED}
+            if admission._queued != queued or admission._in_flight != entries.keys() - queued:
+                raise Violation(f"admission of {name} differs from the table")
+            counts = admission.counts
+            num_adopted = sum(1 for e in entries.values() if e.is_adopted)
+            if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued:
+                raise Violation(f"limits of {name} are passed: {counts}")
+
+    def held(self) -> str:
+        core = self.core
+        if core._requests:
+            return f"coordinator holds {list(core._requests.values())}"
+        if core._bindings.total or core._health._rounds or len(core._tombstones) > MAX_TOMBSTONES:
+            return "coordinator holds bindings or health rounds or too many tombstones"
+        if any(a.counts.in_flight or a.counts.queued or len(a._heap) > 16 for a in core._admission.values()):  # noqa: PLR2004
+            return "coordinator holds places"
+        return self._held_timers()
+
+
+class _MemberProcess(Process):
+    """A process that is a member: everyone but the coordinator."""
+
+    member: Member
+
+    def start(self) -> None:
+        self.carry(self.member.start(self.world.now))
+        self.world.after(self.world.rng.random() * 0.002, self._ready)
+
+    def _ready(self) -> None:
+        if self.is_alive:
+            self.carry(self.member.ready())
+
+    def on_timer(self, key: TimerKey) -> None:
+        if key[0] != "heartbeat":
+            raise Violation(f"{self.name} has an unknown timer {key}")
+        self.carry(self.member.on_timer(self.world.now))
+
+
+class StageProcess(_MemberProcess):
+    """One replica of a stage."""
+
+    def __init__(self, world: World, stage: str, replica: int) -> None:
+        super().__init__(world, f"{stage}.{replica}")
+        self.stage = stage
+        self.plan = world.scenario.stages[stage]
+        self._replica = replica
+        is_streaming = self.plan.shape is EngineShape.STREAMING
+        self.core_max_resident = self.plan.width if is_streaming else self.plan.max_resident
+        coordinator = coordinator_peer("sim://coordinator")
+        self.core = StageCore(
+            stage,
+            coordinator,
+            self.plan.shape,
+            parse_params=_parse_params,
+            width=self.plan.width,
+            max_resident=self.plan.max_resident,
+            max_input_bytes=100_000,
+        )
+        self.member = Member(
+            self.peer,
+            "stage",
+            coordinator,
+            stage=stage,
+            replica=replica,
+            live=lambda: self.core.live_routes,
+            stats=lambda: self.core.stats,
+        )
+        self._sources = {name: sources(pipeline) for name, pipeline in world.scenario.pipelines.items()}
+        self.engine = ScriptedEngine(self)
+
+    def successor(self) -> Process:
+        return StageProcess(self.world, self.stage, self._replica)
+
+    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        if isinstance(frame, _MEMBER_FRAMES):
+            self.carry(self.member.on_frame(frame))
+            return
+        self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
+        request = getattr(frame, "request", None)
+        if request is not None:
+            self.check(request)
+
+    def _carry_own(self, effect: EngineEffect) -> None:
+        self.engine.order(effect)
+
+    def in_ports(self, request: RequestId) -> list[str]:
+        """Input ports of a live request."""
+        route = self.core._live[request].route
+        return [route.edges[edge].target_port for edge in route.incoming(self.stage)]
+
+    def receive(self, request: RequestId, port: str, payload: Payload) -> None:
+        """Check an input of the engine."""
+        self.world.ledger.receive(request, self._source(request, port), f"{self.name}.{port}", payload)
+
+    def receive_end(self, request: RequestId, port: str) -> None:
+        """Check the end of an input port."""
+        self.world.ledger.receive_end(request, self._source(request, port), f"{self.name}.{port}")
+
+    def _source(self, request: RequestId, port: str) -> str:
+        return self._sources[request.partition(":")[2]][self.stage, port]
+
+    def check(self, request: RequestId) -> None:
+        """Check credit and memory of a request that something happened to.
+
+        Raises:
+            Violation: credit is negative or exceeded, or more is held than it allows.
+        """
+        live = self.core._live.get(request)
+        if live is None:
+            return
+        for edge in live.out_edges.values():
+            check_out_edge(edge, f"{self.name} {request}")
+            if len(edge._pending) > MAX_OUTPUTS_PER_STEP:
+                raise Violation(f"{self.name} holds {len(edge._pending)} outputs of {request}")
+        for number, edge in live.in_edges.items():
+            if edge is not None:
+                check_in_edge(edge, live.route.edges[number].window_chunks, live.route.edges[number].window_bytes)
+        if live.state is StageState.RUNNING and live.is_blocked != live.is_suspended:
+            raise Violation(f"{request} has {'no ' if live.is_blocked else ''}credit at {self.name} and is not told")
+
+    def held(self) -> str:
+        core = self.core
+        if core._live or core._scheduler._entries or self.engine.num_held:
+            live = {request: live.state for request, live in core._live.items()}
+            return f"{self.name} holds {live}, its engine {self.engine.num_held}"
+        if len(core._tombstones) > MAX_TOMBSTONES or core.stats.buffered_bytes:
+            return f"{self.name} holds bytes or too many tombstones"
+        return self._held_timers()
+
+
+class GatewayProcess(_MemberProcess):
+    """A gateway with an application that runs its planned requests."""
+
+    def __init__(self, world: World, name: str, requests: list[RequestPlan]) -> None:
+        super().__init__(world, name)
+        coordinator = coordinator_peer("sim://coordinator")
+        self.core = ClientCore(coordinator)
+        self.member = Member(self.peer, "gateway", coordinator, live=lambda: self.core.live_routes)
+        self.application = Application(self, requests)
+
+    def start(self) -> None:
+        super().start()
+        self.application.start()
+
+    def successor(self) -> Process:
+        return GatewayProcess(self.world, self.name, self.application.not_begun)
+
+    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        if isinstance(frame, _MEMBER_FRAMES):
+            self.carry(self.member.on_frame(frame))
+            if isinstance(frame, Introduce):
+                self.carry(self.core.on_coordinator_changed())
+            return
+        self.carry(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
+        request = getattr(frame, "request", None)
+        if request is not None:
+            self.check(request)
+
+    def _carry_own(self, effect: ClientEffect) -> None:
+        self.application.on_effect(effect)
+
+    def check(self, request: RequestId) -> None:
+        """Check credit of a request that something happened to.
+
+        Raises:
+            Violation: it is negative or exceeded.
+        """
+        call = self.core._calls.get(request)
+        if call is None or call.route is None:
+            return
+        for edge in call.out_edges.values():
+            check_out_edge(edge, f"{self.name} {request}")
+        for number, edge in call.in_edges.items():
+            if edge is not None:
+                check_in_edge(edge, call.route.edges[number].window_chunks, call.route.edges[number].window_bytes)
+
+    def held(self) -> str:
+        core = self.core
+        if core._calls or core._cancelling or core._asked:
+            return f"{self.name} holds {list(core._calls)}, cancels {list(core._cancelling)}, asked {core._asked}"
+        return self.application.held() or self._held_timers()
+
+
+def check_out_edge(edge: OutEdge, where: str) -> None:
+    """Check a sending end.
+
+    Raises:
+        Violation: credit is negative, or frames wait that could go.
+    """
+    left = edge.credit_left
+    if left.chunks < 0 or left.bytes < 0:
+        raise Violation(f"{where}: credit of edge {edge.edge} is {left}")
+    if edge._pending and edge._credit.can_spend(edge._pending[0][1]):
+        raise Violation(f"{where}: edge {edge.edge} holds back what credit allows")
+
+
+def check_in_edge(edge: InEdge, window_chunks: int, window_bytes: int) -> None:
+    """Check a receiving end.
+
+    Raises:
+        Violation: more was accepted than the window, or more consumed than accepted.
+    """
+    chunks, num_bytes = edge.buffered
+    if not 0 <= chunks <= window_chunks or not 0 <= num_bytes <= window_bytes:
+        raise Violation(f"edge {edge.edge} buffers {edge.buffered} in a window of {window_chunks}, {window_bytes}")
+
+
+def _parse_params(params: dict[str, Any]) -> dict[str, Any]:
+    if params.get("is_bad"):
+        raise BadInput("is_bad is not allowed", field="is_bad")
+    return params

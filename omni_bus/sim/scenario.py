@@ -1,0 +1,193 @@
+"""What one simulated schedule consists of, drawn from its seed: pipelines, engines, requests, delays, faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from omni_bus.core.pipeline import IN, OUT, Pipeline
+from omni_bus.core.stage import EngineShape
+from omni_bus.wire.frames import RouteEdge
+
+if TYPE_CHECKING:
+    from random import Random
+
+Graph = tuple[tuple[str, str, str, str], ...]
+
+GRAPHS: dict[str, Graph] = {
+    "single": (("in", "prompt", "llm", "prompt"), ("llm", "text", "out", "text")),
+    "chain": (
+        ("in", "prompt", "llm", "prompt"),
+        ("llm", "text", "talker", "text"),
+        ("talker", "codes", "voice", "codes"),
+        ("voice", "audio", "out", "audio"),
+    ),
+    "fan_out": (
+        ("in", "prompt", "llm", "prompt"),
+        ("llm", "text", "out", "text"),
+        ("llm", "text", "voice", "text"),
+        ("voice", "audio", "out", "audio"),
+    ),
+    "diamond": (
+        ("in", "prompt", "llm", "prompt"),
+        ("in", "image", "vision", "image"),
+        ("llm", "text", "talker", "text"),
+        ("llm", "text", "vision", "text"),
+        ("talker", "codes", "voice", "codes"),
+        ("vision", "hidden", "voice", "hidden"),
+        ("voice", "audio", "out", "audio"),
+    ),
+}
+"""Pipelines by name: (source, port, target, port)."""
+
+FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
+Reader = Literal["fast", "slow", "stuck"]
+
+
+class RequestPlan(msgspec.Struct):
+    """One request as its application will run it; times are virtual seconds."""
+
+    id: str
+    pipeline: str
+    outputs: tuple[str, ...]
+    submit_at: float
+    num_inputs: int
+    reader: Reader
+    priority: int
+    timeout_s: float | None
+    cancel_after_events: int | None
+    """Cancelled once so many events of it were seen by the application; 0 right after the submit."""
+    is_burst: bool
+    """Sends all input at once, credit or not."""
+    has_bad_params: bool
+
+
+class FaultPlan(msgspec.Struct):
+    """One fault, when the world has made so many steps."""
+
+    kind: FaultKind
+    at_step: int
+    down_s: float | None
+    """Until the restart, or the end of a stall; None: never comes back."""
+    loses_frames: bool
+    """Frames to a dead coordinator are lost; otherwise the next one gets them."""
+
+
+class StagePlan(msgspec.Struct):
+    """One stage: how its engine is driven, and how many requests it takes."""
+
+    shape: EngineShape
+    replicas: int
+    width: int
+    max_resident: int
+
+
+class Scenario(msgspec.Struct):
+    """All that a schedule is, apart from chance while it runs."""
+
+    pipelines: dict[str, Pipeline]
+    stages: dict[str, StagePlan]
+    requests: list[list[RequestPlan]]
+    """By gateway."""
+    faults: list[FaultPlan]
+    delay_s: float
+    """Mean delay of a frame on a link."""
+    step_s: float
+    """Mean duration of an engine step."""
+    failure_rate: float
+    """Of requests in each engine."""
+    heartbeat_s: float
+    asks_health: bool
+
+
+def _pipeline(name: str, rng: Random) -> Pipeline:
+    edges = tuple(
+        RouteEdge(
+            *edge, "text", window_chunks=rng.choice((1, 1, 2, 3, 8)), window_bytes=rng.choice((64, 150, 400, 4096))
+        )
+        for edge in GRAPHS[name]
+    )
+    return Pipeline(
+        name=name,
+        serve_as=name,
+        aliases=(),
+        edges=edges,
+        non_idempotent=frozenset({"voice"} if rng.random() < 0.3 else ()),
+        max_in_flight=rng.choice((1, 2, 8)),
+        max_queued=rng.choice((0, 1, 8)),
+        timeout_s=rng.choice((None, None, 20.0)),
+    )
+
+
+def _request(name: str, pipeline: Pipeline, rng: Random) -> RequestPlan:
+    outputs = tuple(port for port in pipeline.outputs if rng.random() < 0.5)
+    roll = rng.random()
+    reader: Reader = "fast" if roll < 0.6 else "slow" if roll < 0.9 else "stuck"
+    cancel = rng.randrange(12) if rng.random() < 0.25 else None
+    timeout_s = rng.choice((0.0, 0.05, 1.0)) if rng.random() < 0.15 else None
+    if reader == "stuck" and timeout_s is None:
+        timeout_s = 3.0
+    return RequestPlan(
+        id=name,
+        pipeline=pipeline.name,
+        outputs=outputs,
+        submit_at=rng.random() * rng.choice((0.0, 0.05, 0.5)),
+        num_inputs=rng.choice((0, 1, 1, 2, 4)),
+        reader=reader,
+        priority=rng.choice((0, 0, 1)),
+        timeout_s=timeout_s,
+        cancel_after_events=cancel,
+        is_burst=rng.random() < 0.3,
+        has_bad_params=rng.random() < 0.03,
+    )
+
+
+def _fault(rng: Random) -> FaultPlan:
+    kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain")
+    kind = rng.choices(kinds, (4, 3, 4, 2, 1, 0.5))[0]
+    down_s: float | None = rng.choice((0.001, 0.05, 1.0, 7.0))
+    if kind in {"kill_stage", "kill_gateway"} and rng.random() < 0.2:
+        down_s = None
+    return FaultPlan(kind, rng.randrange(1, rng.choice((40, 250))), down_s, loses_frames=rng.random() < 0.5)
+
+
+def draw(rng: Random) -> Scenario:
+    """Draw a scenario: small, since many small ones find more than a few large ones."""
+    names = rng.sample(tuple(GRAPHS), k=2) if rng.random() < 0.15 else [rng.choice(tuple(GRAPHS))]
+    pipelines = {name: _pipeline(name, rng) for name in names}
+    stages: dict[str, StagePlan] = {}
+    for pipeline in pipelines.values():
+        for stage in pipeline.stages:
+            width = rng.choice((1, 2, 4))
+            stages[stage] = StagePlan(
+                shape=rng.choice(tuple(EngineShape)),
+                replicas=2 if rng.random() < 0.15 else 1,
+                width=width,
+                max_resident=width + rng.choice((0, 2)),
+            )
+    num_gateways = 2 if rng.random() < 0.15 else 1
+    requests: list[list[RequestPlan]] = [[] for _ in range(num_gateways)]
+    for number in range(rng.randrange(1, 5)):
+        pipeline = pipelines[rng.choice(names)]
+        rng.choice(requests).append(_request(f"r{number}", pipeline, rng))
+    num_faults = rng.choice((0, 0, 0, 1, 1, 2))
+    return Scenario(
+        pipelines=pipelines,
+        stages=stages,
+        requests=requests,
+        faults=sorted((_fault(rng) for _ in range(num_faults)), key=lambda fault: fault.at_step),
+        delay_s=rng.choice((0.0001, 0.001, 0.02)),
+        step_s=rng.choice((0.0001, 0.001, 0.02)),
+        failure_rate=rng.choice((0.0, 0.0, 0.1)),
+        heartbeat_s=1.0,
+        asks_health=rng.random() < 0.1,
+    )
+
+
+def sources(pipeline: Pipeline) -> dict[tuple[str, str], str]:
+    """Return by (target, port) what feeds it, as ``source.port``."""
+    return {(edge.target, edge.target_port): f"{edge.source}.{edge.source_port}" for edge in pipeline.edges}
+
+
+__all__ = ["GRAPHS", "IN", "OUT", "FaultPlan", "RequestPlan", "Scenario", "StagePlan", "draw", "sources"]

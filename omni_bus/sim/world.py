@@ -1,0 +1,199 @@
+"""A virtual deployment around the real cores: one clock, links with delays, processes that come and go.
+
+Everything that happens is an entry of one heap ordered by virtual time; delays come from the schedule's seed, so each seed
+is another interleaving and each can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.core.member import COORDINATOR
+from omni_bus.core.membership import MISSED_HEARTBEATS
+from omni_bus.ids import Peer, Sender
+from omni_bus.sim.faults import Faults
+from omni_bus.sim.ledger import Ledger, Violation
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
+from omni_bus.sim.scenario import draw
+from omni_bus.wire.frames import Heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from omni_bus.sim.scenario import Scenario
+    from omni_bus.wire.frames import AnyFrame
+
+MAX_STEPS = 200_000
+"""A schedule has hundreds; one with so many goes in circles."""
+
+MAX_TIME_S = 300.0
+"""Virtual time within which everything must have ended: deadlines, patience and slow readers are seconds."""
+
+Link = tuple[str, int, str, int]
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: int, *, trace: bool = False, scenario: Scenario | None = None) -> None:
+        self.rng = Random(seed)
+        self.scenario = draw(self.rng) if scenario is None else scenario
+        self.ledger = Ledger(self.rng)
+        self.now = 0.0
+        self.num_steps = 0
+        self.processes: dict[str, Process] = {}
+        self.held_frames: list[tuple[Process, Peer, AnyFrame]] = []
+        self.loses_frames = False
+        self._is_traced = trace
+        self._heap: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
+        self._num_pushed = 0
+        self._num_due = 0
+        self._links: dict[Link, float] = {}
+        self._stalled: dict[Link, float] = {}
+        self._cut_at: dict[Link, float] = {}
+        self._num_incarnations = 0
+        self.faults = Faults(self)
+        self._start()
+
+    def _start(self) -> None:
+        self.add(CoordinatorProcess(self))
+        for name, plan in self.scenario.stages.items():
+            for replica in range(plan.replicas):
+                self.add(StageProcess(self, name, replica))
+        for number, requests in enumerate(self.scenario.requests):
+            self.add(GatewayProcess(self, f"gateway.{number}", requests))
+
+    def add(self, process: Process) -> None:
+        """Start a process, under a name that is free or whose process is dead."""
+        self.processes[process.name] = process
+        self.trace("start", process)
+        process.start()
+
+    def new_incarnation(self) -> int:
+        """Return a number that no process had."""
+        self._num_incarnations += 1
+        return self._num_incarnations
+
+    @property
+    def coordinator(self) -> CoordinatorProcess:
+        """The last coordinator, alive or not."""
+        process = self.processes[COORDINATOR]
+        assert isinstance(process, CoordinatorProcess)
+        return process
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """Have something happen later."""
+        self.at(self.now + delay_s, act, args, is_due=True)
+
+    def at(self, at: float, act: Callable[..., None], args: tuple[Any, ...], *, is_due: bool) -> None:
+        """Have something happen at a time; what is not `is_due` (heartbeats) goes on for ever and is not waited for."""
+        self._num_pushed += 1
+        self._num_due += is_due
+        heapq.heappush(self._heap, (at, self._num_pushed, is_due, act, args))
+
+    def run(self) -> None:
+        """Run to the end.
+
+        Raises:
+            Violation: an invariant broke, or not everything came to its end.
+        """
+        while self._heap:
+            if self._num_due == 0 and not self.faults.is_pending and self._is_settled():
+                break
+            at, _, is_due, act, args = heapq.heappop(self._heap)
+            self.now = at
+            self._num_due -= is_due
+            self.num_steps += 1
+            act(*args)
+            if self.num_steps >= self.faults.next_at:
+                self.faults.strike()
+            if self.num_steps > MAX_STEPS or self.now > MAX_TIME_S:
+                raise Violation(f"no end after {self.num_steps} steps and {self.now:.1f} s: {self._left()}")
+
+    def _is_settled(self) -> bool:
+        """Nothing is under way but heartbeats; once these had their time to heal, nothing may be held either."""
+        left = self._left()
+        if left and self.now <= self.faults.last_at + 4 * MISSED_HEARTBEATS * self.scenario.heartbeat_s:
+            if self.now <= MAX_TIME_S and self._heap:
+                return False
+        if left:
+            raise Violation(f"at rest, but {left}")
+        return True
+
+    def _left(self) -> str:
+        """What is still held, in words; empty for nothing."""
+        return "; ".join(left for process in self.processes.values() if process.is_alive and (left := process.held()))
+
+    # --- links --------------------------------------------------------------------------------------------
+
+    def send(self, source: Process, target: Peer, frame: AnyFrame) -> None:
+        """Put a frame on the link between two incarnations."""
+        link = (source.name, source.peer.incarnation, target.actor, target.incarnation)
+        at = self.now + self.rng.expovariate(1 / self.scenario.delay_s)
+        last = self._links.get(link, 0.0)
+        if at < last:
+            at = last
+        if self._stalled:
+            at = max(at, self._stalled.get(link, 0.0))
+        self._links[link] = at
+        self.at(at, self._deliver, (source, target, frame, link), is_due=type(frame) is not Heartbeat)
+
+    def _deliver(self, source: Process, target: Peer, frame: AnyFrame, link: Link) -> None:
+        if not source.is_alive and self.now > self._cut_at.get(link, self.now):
+            return
+        process = self.processes.get(target.actor)
+        if target.actor == COORDINATOR and process is not None and not process.is_alive:
+            if not self.loses_frames:
+                self.held_frames.append((source, target, frame))
+            return
+        if process is None or not process.is_alive or target.incarnation not in {0, process.peer.incarnation}:
+            return
+        if self._is_traced:
+            self.trace(f"{source.name} ->", process, frame)
+        process.on_frame(Sender(source.name, source.peer.incarnation), frame)
+
+    def release_held(self) -> None:
+        """Give a new coordinator what queued up for the former one."""
+        held, self.held_frames = self.held_frames, []
+        for source, target, frame in held:
+            self.send(source, target, frame)
+
+    def cut(self, process: Process) -> None:
+        """A process died: of what it had sent, each link delivers a part, from the beginning."""
+        for link in self._links:
+            if link[0] == process.name and link[1] == process.peer.incarnation:
+                tail_s = 0.0 if self.rng.random() < 0.5 else self.rng.expovariate(1 / self.scenario.delay_s)
+                self._cut_at[link] = self.now + tail_s
+
+    def stall(self, source: Process, target: Process, until: float) -> None:
+        """Deliver nothing on a link before a time; nothing is lost."""
+        for incarnation in {0, target.peer.incarnation} if target.name == COORDINATOR else {target.peer.incarnation}:
+            self._stalled[source.name, source.peer.incarnation, target.name, incarnation] = until
+
+    def trace(self, what: str, process: Process, about: object = "") -> None:
+        """Write a line, if asked to."""
+        if self._is_traced:
+            sys.stdout.write(f"{self.num_steps:6} {self.now:10.5f} {what} {process.name}#{process.peer.incarnation} {about}\n")
+
+
+def run(seed: int, *, trace: bool = False) -> World:
+    """Run the schedule of a seed.
+
+    Raises:
+        Violation: with the seed and how to replay it.
+    """
+    world: World | None = None
+    try:
+        world = World(seed, trace=trace)
+        world.run()
+    except Exception as error:
+        step = 0 if world is None else world.num_steps
+        raise Violation(
+            f"seed {seed}, step {step}: {type(error).__name__}: {error}\nreplay: python -m omni_bus.sim {seed} --trace"
+        ) from error
+    return world

@@ -1,4 +1,4 @@
-"""Chat completions over a running deployment of synthetic engines: the shape of answers and streams, and nothing lost in them."""
+"""Chat completions of synthetic engines: the shape of answers and streams, and that nothing is lost in them."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_cut_text_is_told_although_sound_ends_later() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_prompt_beyond_the_context_is_a_bad_request(streamed: bool) -> None:
+async def test_prompt_beyond_the_context_is_a_bad_request(streamed) -> None:
     """Streams too: the status is not decided before the engine has spoken."""
     messages = [{"role": "user", "content": "word " * 60}]
     async with running(SPOKEN) as deployment:
@@ -198,13 +198,15 @@ async def test_prompt_beyond_the_context_is_a_bad_request(streamed: bool) -> Non
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_an_adapter_refuses_is_a_bad_request(streamed: bool) -> None:
+async def test_what_an_adapter_refuses_is_a_bad_request(streamed) -> None:
     async with running(SPOKEN) as deployment:
-        call = stream if streamed else post
-        status, document = await call(deployment, sampling_params_list=None, stop=["x"])
+        if streamed:
+            status, (document,) = await stream(deployment, sampling_params_list=None, stop=["x"])
+        else:
+            status, document = await post(deployment, sampling_params_list=None, stop=["x"])
 
     assert status == 400
-    assert (document[0] if streamed else document)["error"]["param"] == "stop"
+    assert document["error"]["param"] == "stop"
 
 
 async def test_failure_before_the_first_piece_has_a_status() -> None:

@@ -116,8 +116,8 @@ async def test_expected_body_is_asked_for() -> None:
     [
         (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-", "head did not come within 0.1 s"),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
-            "1 of 100 bytes came",
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{",
+            "1 of 9 bytes came",
         ),
     ],
 )
@@ -267,7 +267,7 @@ async def send_and_leave(deployment: Running, session: aiohttp.ClientSession, se
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_leaving_client_frees_the_stage(streamed) -> None:
+async def test_leaving_client_frees_the_stage(streamed, caplog) -> None:
     async with (
         running(text_deployment(pipeline="max_in_flight = 1\nmax_queued = 1")) as deployment,
         aiohttp.ClientSession(deployment.url) as session,
@@ -277,6 +277,7 @@ async def test_leaving_client_frees_the_stage(streamed) -> None:
             await until(session, active=0, cancelled=times)
         assert await is_alive(deployment)
         assert deployment.gateway.client.requests == {}
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
 async def test_queued_request_of_a_client_that_left_never_starts() -> None:

@@ -217,7 +217,8 @@ async def test_failure_before_the_first_piece_has_a_status() -> None:
     assert document["error"]["stage"] == "llm"
 
 
-async def test_failure_in_mid_stream_is_the_last_event() -> None:
+async def test_failure_in_mid_stream_is_the_last_event(caplog) -> None:
+    caplog.set_level("INFO", logger="gateways.http")
     async with running(SPOKEN) as deployment:
         failing = [{"tokens": 10, "fail_at_step": 3}]
         status, events = await stream(deployment, sampling_params_list=failing, modalities=["text"])
@@ -227,6 +228,8 @@ async def test_failure_in_mid_stream_is_the_last_event() -> None:
     assert after == 200
     assert events[-1]["error"]["code"] == 500
     assert events[-1]["error"]["retry_safe"] is False
+    ends = [record.fields for record in caplog.records if record.getMessage() == "request ended"]  # type: ignore[attr-defined]
+    assert [end["outcome"] for end in ends] == ["500", "200"]
     assert all(c["choices"][0]["finish_reason"] is None for c in events[:-1])
 
 
@@ -256,6 +259,7 @@ async def test_stages_that_load_are_reported_and_refused() -> None:
 
         for stage in deployment.stages.values():
             await stage.load()
+        await deployment.until_ready()
         async with session.get("/health") as response:
             assert (response.status, (await response.json())["status"]) == (200, "healthy")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CUT_S = 2.0
-"""Stages get so long to let go of requests that were cut."""
+"""Gateways get so long to pass on that requests were cut, and to leave."""
 
 EXIT_CUT = 3
 """Exit code of a drain that had to end requests."""
@@ -37,12 +37,13 @@ class CoordinatorActor:
 
     def __init__(self, deployment: Deployment) -> None:
         self._idle = asyncio.Event()
+        self._is_draining = False
         self._driver = Driver(
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
         self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
-        logger.info("listening", extra={"fields": {"endpoint": self._driver.me.endpoint}})
 
     @property
     def endpoint(self) -> str:
@@ -50,20 +51,26 @@ class CoordinatorActor:
         return self._driver.me.endpoint
 
     async def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and wait for running requests; True if all of them finished by themselves."""
+        """Admit nothing more and wait until requests have ended and gateways have left.
+
+        Returns:
+            True if no request had to be cut.
+        """
+        self._is_draining = True
         self._perform(self._core.drain(self._driver.now))
         if await self._is_idle_within(timeout_s):
             return True
-        self._perform(self._core.cut(self._driver.now))
+        cut = self._core.cut(self._driver.now)
+        self._perform(cut)
         await self._is_idle_within(CUT_S)
-        return False
+        return not cut
 
     async def close(self) -> None:
         """Close the sockets."""
         await self._driver.close()
 
     async def _is_idle_within(self, timeout_s: float) -> bool:
-        if self._core.num_live == 0:
+        if self._core.is_idle:
             return True
         self._idle.clear()
         try:
@@ -81,12 +88,12 @@ class CoordinatorActor:
 
     def _perform(self, effects: Sequence[Common]) -> None:
         self._driver.perform(effects)
-        if self._core.num_live == 0:
+        if self._is_draining and self._core.is_idle:
             self._idle.set()
 
 
 async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM, then drain; a second one ends at once."""
     del arguments
     stop = Stop()
     actor = CoordinatorActor(deployment)

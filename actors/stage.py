@@ -1,7 +1,7 @@
 """A stage's process: one replica with its engine, on a socket.
 
-Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so that the load can
-be followed.
+Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so
+that the load can be followed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LINGER_S = 0.2
+"""In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
+
+CLOSE_S = 2.0
+"""An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
+
 
 class StageActor:
     """One replica on the running loop: hello at construction, requests after `load`."""
@@ -48,7 +54,9 @@ class StageActor:
         self._stage = stage
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
-        self._driver = Driver(name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer)
+        self._driver = Driver(
+            name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
+        )
         self._thread = EngineThread(name)
         self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
@@ -71,6 +79,7 @@ class StageActor:
             stats=lambda: self._core.stats,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
+        logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
 
     async def load(self) -> None:
@@ -94,12 +103,18 @@ class StageActor:
         return self._driver.leaving
 
     async def close(self) -> None:
-        """Say goodbye, end what runs, close the engine and the sockets."""
+        """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
         self._perform(self._member.goodbye("stopped"))
-        await self._host.close()
-        await self._thread.run(self.engine.close)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._host.close()
+                await self._thread.run(self.engine.close)
+        except TimeoutError:
+            logger.warning("the engine hangs and is left behind", extra={"fields": {"after_s": CLOSE_S}})
+        except Exception as error:  # the process ends anyway, and in order
+            logger.error("the engine could not be closed", exc_info=error)  # noqa: TRY400 (its message may quote a prompt)
         self._thread.stop()
-        await self._driver.close()
+        await self._driver.close(LINGER_S)
 
     # --- the engine's host listens here -----------------------------------------------------------------------
 
@@ -132,6 +147,9 @@ class StageActor:
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
+    def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
+        self._perform(self._core.on_unsent(request, error, self._driver.now))
+
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self._perform(self._member.on_timer(now))
@@ -143,11 +161,11 @@ class StageActor:
         self._host.perform(effect)
 
     def _report(self, phase: str, fraction: float) -> None:
-        """Called on the engine's thread while it loads."""
+        """Called on the engine's thread while it loads; the line is written at once, in case the load crashes next."""
+        logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
         self._loop.call_soon_threadsafe(self._progress, phase, fraction)
 
     def _progress(self, phase: str, fraction: float) -> None:
-        logger.info("phase", extra={"fields": {"phase": phase, "fraction": fraction}})
         self._perform(self._member.progress(phase, fraction))
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import signal
 from enum import StrEnum
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from omni_bus.client import BusClient
 from omni_bus.core.restart import RestartPolicy
 from omni_bus.errors import StartFailed
+from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
-from omni_bus.runtime.deployment import COORDINATOR
+from omni_bus.runtime.deployment import COORDINATOR, SUPERVISOR
 from omni_bus.runtime.process import Child
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 5.0
 """After its work is done, a process gets so long to close before it is killed."""
+
+HANG_GRACE_S = 3.0
+"""A process that the coordinator lost is ended after this; one that left of its own will is gone by then."""
 
 MAX_LAST_LINES = 20
 """Lines of plain output that are kept of each process, to be shown if it dies without saying why."""
@@ -49,8 +53,18 @@ class Phase(StrEnum):
 class Process:
     """One process of the deployment, over all its incarnations."""
 
-    def __init__(self, name: str, arguments: list[str], num_threads: int, fds: tuple[int, ...], max_restarts: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        num_threads: int,
+        fds: tuple[int, ...],
+        max_restarts: int,
+        is_stage: bool,
+    ) -> None:
         self.name = name
+        self.is_stage = is_stage
         self.arguments = arguments
         self.num_threads = num_threads
         self.fds = fds
@@ -62,6 +76,8 @@ class Process:
         self.ready_at: float | None = None
         self.error = ""
         self.last_lines: list[str] = []
+        self.peer: Peer | None = None
+        """Its incarnation on the bus."""
         self.num_restarts = 0
         self.watchdog: asyncio.TimerHandle | None = None
         self.backoff: asyncio.TimerHandle | None = None
@@ -98,6 +114,9 @@ class Supervisor:
         self._on_line = on_line
         self._on_change = on_change
         self._is_stopping = False
+        self._client: BusClient | None = None
+        self.failed: asyncio.Future[StartFailed] = self._loop.create_future()
+        """Done when the deployment can't go on."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[str, asyncio.Event] = {}
         self.processes = self._plan(sockets)
@@ -107,13 +126,23 @@ class Supervisor:
         path = str(self._deployment.path)
 
         def process(name: str, *arguments: str, threads: int = 1, fds: tuple[int, ...] = ()) -> Process:
-            return Process(name, ["-P", "-m", *arguments], threads, fds, config.max_restarts)
+            return Process(
+                name,
+                # Unbuffered, and with the place of a fault, so that a process that dies has said what it could.
+                ["-P", "-u", "-X", "faulthandler", "-m", *arguments],
+                num_threads=threads,
+                fds=fds,
+                max_restarts=config.max_restarts,
+                is_stage=arguments[0] == "actors.stage",
+            )
 
         found = [process(COORDINATOR, "actors.coordinator", path)]
         for stage, settings in config.stages.items():
             threads = self._deployment.threads[stage]
-            for replica in range(settings.replicas):
-                found.append(process(f"{stage}.{replica}", "actors.stage", path, stage, str(replica), threads=threads))
+            found += [
+                process(f"{stage}.{replica}", "actors.stage", path, stage, str(replica), threads=threads)
+                for replica in range(settings.replicas)
+            ]
         for gateway, settings in config.gateways.items():
             fd = sockets[gateway].fileno()
             for index in range(settings.processes):
@@ -127,16 +156,23 @@ class Supervisor:
         Raises:
             StartFailed: the first process that failed, with its own error; nothing is left running then.
         """
-        for process in self.processes:
-            self._spawn(process)
         try:
+            self._client = await BusClient.connect(
+                SUPERVISOR,
+                self._deployment.listen(SUPERVISOR),
+                self._deployment.coordinator_endpoint,
+                role="supervisor",
+                on_lost=self._lost,
+            )
+            for process in self.processes:
+                self._spawn(process)
             await self._started
         except BaseException:
             await self.kill()
             raise
 
     async def stop(self) -> bool:
-        """Drain and stop, in order: the coordinator finishes the running requests, then everybody leaves.
+        """Drain and stop, in order: gateways and the coordinator take nothing new and finish; then stages leave.
 
         Returns:
             True if no request had to be cut and no process killed.
@@ -144,9 +180,12 @@ class Supervisor:
         self._is_stopping = True
         for process in self.processes:
             self._drop_timers(process)
-        coordinator, *others = self.processes
-        is_clean = await self._end([coordinator], self._deployment.config.drain_timeout_s + EXIT_GRACE_S)
-        return await self._end(others, EXIT_GRACE_S) and is_clean
+        stages = [process for process in self.processes if process.is_stage]
+        others = [process for process in self.processes if not process.is_stage]
+        is_clean = await self._end(others, self._deployment.config.drain_timeout_s + EXIT_GRACE_S)
+        is_clean = await self._end(stages, EXIT_GRACE_S) and is_clean
+        await self._leave_bus()
+        return is_clean
 
     async def kill(self) -> None:
         """End everything at once."""
@@ -156,11 +195,22 @@ class Supervisor:
             if process.child is not None:
                 process.child.signal(signal.SIGKILL)
         await self._all_ended(self.processes)
+        await self._leave_bus()
 
     # --- inside -----------------------------------------------------------------------------------------------
 
+    async def _leave_bus(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close(linger_s=0.0)  # nobody is left to hear it
+
     async def _end(self, processes: list[Process], limit_s: float) -> bool:
-        """Ask processes to leave; kill those that have not within the limit."""
+        """Ask processes to leave; kill those that have not within the limit.
+
+        Returns:
+            Whether all that ran ended as they should: with 0, or by the signal if they had not begun to serve.
+        """
+        processes = [process for process in processes if process.is_running]
         for process in processes:
             if process.child is not None:
                 process.child.signal(signal.SIGTERM)
@@ -173,7 +223,7 @@ class Supervisor:
                     logger.warning("killed", extra={"fields": {"process": process.name, "after_s": limit_s}})
                     process.child.signal(signal.SIGKILL)
             await self._all_ended(processes)
-        return all(process.child is None or process.child.exit_code == 0 for process in processes)
+        return all(_has_left(process) for process in processes)
 
     async def _all_ended(self, processes: list[Process]) -> None:
         for process in processes:
@@ -184,15 +234,22 @@ class Supervisor:
         process.phase, process.fraction, process.error = Phase.STARTING, 0.0, ""
         process.started_at, process.ready_at = self._loop.time(), None
         process.last_lines = []
-        process.backoff = None
+        process.backoff = process.peer = None
         self._exits[process.name] = asyncio.Event()
-        process.child = Child(
-            process.arguments,
-            environment(self._environ, process.num_threads),
-            on_line=lambda line: self._line(process, line),
-            on_exit=lambda code: self._exited(process, code),
-            pass_fds=process.fds,
-        )
+        try:
+            process.child = Child(
+                process.arguments,
+                environment(self._environ, process.num_threads),
+                on_line=lambda line: self._line(process, line),
+                on_exit=lambda code: self._exited(process, code),
+                pass_fds=process.fds,
+            )
+        except OSError as error:
+            process.child = None
+            process.error = f"can't be started: {error.strerror or error}"
+            self._died(process, "")
+            self._on_change(process)
+            return
         self._watch(process)
         self._on_change(process)
 
@@ -210,30 +267,52 @@ class Supervisor:
             process.child.signal(signal.SIGKILL)
 
     def _line(self, process: Process, line: bytes) -> None:
+        if not line:
+            return
         fields = _parse(line)
         if fields is None:
             text = line.decode(errors="replace")
             process.last_lines = [*process.last_lines[-MAX_LAST_LINES + 1 :], text]
             self._on_line({"level": "DEBUG", "actor": process.name, "event": "output", "line": text})
             return
-        match fields.get("event"):
-            case "phase":
-                self._progressed(process, str(fields.get("phase")), float(fields.get("fraction", 0.0)))
-            case "start failed":
-                process.error = str(fields.get("error"))
+        match fields:
+            case {"event": "phase", "phase": str(phase), "fraction": float() | int() as fraction}:
+                self._progressed(process, phase, float(fraction))
+            case {"event": "listening", "endpoint": str(endpoint), "incarnation": str(incarnation)}:
+                process.peer = Peer(process.name, int(incarnation, 16), endpoint)
+                self._on_line(fields)
+            case {"event": "actor ready", "name": str(name), "incarnation": str(incarnation)}:
+                self._on_line(fields)
+                self._can_be_bound(name, int(incarnation, 16))
+            case {"event": "start failed", "error": str(error)}:
+                process.error = error
+                if "traceback" in fields or self._started.done():
+                    self._on_line(fields)  # else it is all that the failed start will say
             case _:
-                pass
-        self._on_line(fields)
+                self._on_line(fields)
+
+    def _can_be_bound(self, name: str, incarnation: int) -> None:
+        """The coordinator knows an actor as ready; a stage's own word would be too early for the first request."""
+        for process in self.processes:
+            if process.name == name and process.peer is not None and process.peer.incarnation == incarnation:
+                self._ready(process)
 
     def _progressed(self, process: Process, phase: str, fraction: float) -> None:
-        process.phase, process.fraction = phase, fraction
         if phase == Phase.READY:
-            process.ready_at = self._loop.time()
-            if process.watchdog is not None:
-                process.watchdog.cancel()
-                process.watchdog = None
-        else:
+            if not process.is_stage:  # of a stage, the coordinator says it
+                self._ready(process)
+        elif (phase, fraction) != (process.phase, process.fraction) and process.ready_at is None:
+            process.phase, process.fraction = phase, fraction
             self._watch(process)
+            self._on_change(process)
+
+    def _ready(self, process: Process) -> None:
+        if process.ready_at is not None:
+            return
+        process.phase, process.fraction, process.ready_at = Phase.READY, 1.0, self._loop.time()
+        if process.watchdog is not None:
+            process.watchdog.cancel()
+            process.watchdog = None
         self._on_change(process)
         is_all_ready = all(other.ready_at is not None for other in self.processes)
         if is_all_ready and not self._started.done():
@@ -242,28 +321,55 @@ class Supervisor:
     def _exited(self, process: Process, code: int) -> None:
         self._drop_timers(process)
         self._exits[process.name].set()
+        if process.peer is not None and self._client is not None and process.name != COORDINATOR:
+            self._client.tell_lost(process.peer)
+        self._died(process, _exit_name(code))
+        self._on_change(process)
+
+    def _died(self, process: Process, how: str) -> None:
         if self._is_stopping:
             process.phase = Phase.STOPPED
         elif not self._started.done():
+            why = _why(process, how)
             process.phase = Phase.STOPPED
-            self._started.set_exception(StartFailed(_why(process, code), stage=process.name))
+            self._started.set_exception(StartFailed(why, stage=process.name))
         else:
-            self._restart(process, code)
-        self._on_change(process)
+            process.ready_at = None
+            self._restart(process, how)
 
-    def _restart(self, process: Process, code: int) -> None:
-        now = self._loop.time()
-        process.ready_at = None
-        delay_s = process.restarts.on_death(now, random.random())  # noqa: S311 (spreads load, guards nothing)
-        fields = {"process": process.name, "exit": _exit_name(code), "error": process.error, "restart_in_s": delay_s}
+    def _restart(self, process: Process, how: str) -> None:
+        delay_s = process.restarts.on_death(self._loop.time(), random.random())
+        fields = {"process": process.name, "exit": how, "error": process.error, "restart_in_s": delay_s}
+        if not process.error and process.last_lines:
+            fields["printed"] = "\n".join(process.last_lines)
         if delay_s is None:
+            why = _why(process, how)
             process.phase = Phase.DEGRADED
             logger.error("process stays down: its restarts are used up", extra={"fields": fields})
+            if process.name == COORDINATOR and not self.failed.done():
+                lost = "nothing works without the coordinator, and its restarts are used up"
+                self.failed.set_result(StartFailed(f"{lost}\n{why}"))
             return
         process.phase = Phase.BACKING_OFF
         process.num_restarts += 1
         logger.warning("process died", extra={"fields": fields})
         process.backoff = self._loop.call_later(delay_s, self._spawn, process)
+
+    def _lost(self, peer: Peer) -> None:
+        """The coordinator hears nothing of an actor any more: a process that hangs is ended, to be restarted.
+
+        One that still loads has the start limit instead: loading may keep a process from its heartbeats.
+        """
+        for process in self.processes:
+            is_it = process.peer is not None and process.peer.sender == peer.sender
+            is_serving = process.ready_at is not None and not self._is_stopping
+            if is_it and is_serving and process.child is not None:
+                self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child)
+
+    def _end_hung(self, process: Process, child: Child) -> None:
+        if child.exit_code is None and not self._is_stopping:
+            process.error = "it hung: the coordinator heard nothing of it"
+            child.signal(signal.SIGKILL)
 
     def _drop_timers(self, process: Process) -> None:
         for handle in (process.watchdog, process.backoff):
@@ -280,16 +386,26 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         fields = msgspec.json.decode(line)
     except msgspec.DecodeError:
         return None
-    return fields if isinstance(fields, dict) and "event" in fields else None
+    return fields if isinstance(fields, dict) and {"time", "level", "actor", "event"} <= fields.keys() else None
 
 
 def _exit_name(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # real-time signals have numbers only
+        return f"signal {-code}"
 
 
-def _why(process: Process, code: int) -> str:
+def _has_left(process: Process) -> bool:
+    code = None if process.child is None else process.child.exit_code
+    return code == 0 or (code == -signal.SIGTERM and process.ready_at is None)
+
+
+def _why(process: Process, how: str) -> str:
     """Return why a process did not start: its own error, else how it ended and what it printed last."""
     if process.error:
         return f"{process.name}: {process.error}"
     printed = "".join(f"\n    {line}" for line in process.last_lines)
-    return f"{process.name}: ended with {_exit_name(code)} in phase '{process.phase}'{os.linesep if printed else ''}{printed.lstrip(os.linesep)}"
+    return f"{process.name}: ended with {how} in phase '{process.phase}'{printed}"

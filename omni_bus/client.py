@@ -24,18 +24,18 @@ import msgspec
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
-from omni_bus.wire.payloads import Payload
+from omni_bus.wire.payloads import Payload, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from omni_bus.core.effects import TimerKey
-    from omni_bus.ids import RequestId, Sender
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,14 @@ class Request:
 
         Raises:
             UnknownName: the request has no such input.
+            BadInput: the payload has no form on the wire; the request goes on without it.
             OmniBusError: the request ended with that error.
         """
-        self._client.perform(self._client.core.send(self.id, port, payload))
+        try:
+            effects = self._client.core.send(self.id, port, payload)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise BadInput(f"{port}: the {kind_of(payload)} can't be encoded: {error}", field=port) from error
+        self._client.perform(effects)
         while self._client.core.is_blocked(self.id, port):
             event = self._writable.setdefault(port, asyncio.Event())
             event.clear()
@@ -142,6 +147,7 @@ class Request:
             Refused: no capacity, or a stage is missing.
             BadInput: the pipeline or an output is unknown.
             DeadlineExceeded: the time limit passed while it waited.
+            RequestCancelled: somebody else cancelled it, or the client closed.
         """
         try:
             return await self._admitted
@@ -179,24 +185,30 @@ class Request:
         for event in self._writable.values():
             event.set()
         if not self._admitted.done():
-            if isinstance(error, RequestCancelled) or error is None:
-                self._admitted.cancel()
-            else:
-                self._admitted.set_exception(error)
+            self._admitted.set_exception(error or RequestCancelled("ended before it was admitted"))
+            self._admitted.exception()  # whoever gave up waiting is not there to retrieve it
 
 
 class BusClient:
     """An actor that submits requests."""
 
-    def __init__(self, name: str, listen: str, coordinator_endpoint: str, role: Role = "client") -> None:
+    def __init__(
+        self,
+        name: str,
+        listen: str,
+        coordinator_endpoint: str,
+        role: Role = "client",
+        on_lost: Callable[[Peer], None] | None = None,
+    ) -> None:
         self.requests: dict[RequestId, Request] = {}
-        self._driver = Driver(name, listen, on_frame=self._on_frame, on_timer=self._on_timer)
+        self._on_lost = on_lost
+        self._driver = Driver(name, listen, on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent)
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
-        self._welcomed = asyncio.Event()
+        self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def connect(
@@ -207,6 +219,7 @@ class BusClient:
         *,
         role: Role = "client",
         timeout_s: float | None = None,
+        on_lost: Callable[[Peer], None] | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -216,20 +229,28 @@ class BusClient:
             coordinator_endpoint: where the coordinator listens; it may start later.
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
+            on_lost: called with each actor that the coordinator calls lost or that left.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
+            OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
-                async with asyncio.timeout(timeout_s):
-                    await client._welcomed.wait()
-            except TimeoutError:
+                await client._join(timeout_s)
+            except BaseException:
                 await client.close()
-                raise Unavailable(f"no coordinator answers at {coordinator_endpoint} (waited {timeout_s:g} s)") from None
+                raise
         return client
+
+    async def _join(self, timeout_s: float) -> None:
+        await asyncio.wait({self._welcomed, self.leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self.leaving.done():
+            raise self.leaving.result()
+        if not self._welcomed.done():
+            raise Unavailable(f"no coordinator answers (waited {timeout_s:g} s)")
 
     async def submit(
         self,
@@ -279,6 +300,10 @@ class BusClient:
         finally:
             del self._calls[call]
 
+    def tell_lost(self, peer: Peer) -> None:
+        """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
+        self.perform(self._member.lost(peer))
+
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""
         self.perform(self._member.ready())
@@ -288,12 +313,15 @@ class BusClient:
         """Done when the coordinator refused this actor."""
         return self._driver.leaving
 
-    async def close(self) -> None:
-        """Cancel what runs, say goodbye, close."""
+    async def close(self, linger_s: float = 1.0) -> None:
+        """Cancel what runs, say goodbye, close; what can't be sent within `linger_s` is dropped."""
         for request in list(self.requests.values()):
             request.cancel("the client closed")
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(Unavailable("the client closed"))
         self.perform(self._member.goodbye("closed"))
-        await self._driver.close()
+        await self._driver.close(linger_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,11 +341,20 @@ class BusClient:
         del now
         match frame:
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
-                if isinstance(frame, Welcome):
-                    self._welcomed.set()
+                if isinstance(frame, Welcome) and not self._welcomed.done():
+                    self._welcomed.set_result(None)
                 self.perform(self._member.on_frame(frame))
+                if isinstance(frame, Introduce):
+                    self.perform(self.core.on_coordinator_changed())
+                elif isinstance(frame, Lost):
+                    self.perform(self.core.on_peer_lost(frame.peer))
+                    if self._on_lost is not None:
+                        self._on_lost(frame.peer)
             case _:
                 self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
+        self.perform(self.core.on_unsent(request, error))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

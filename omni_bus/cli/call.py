@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,17 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes."""
+    # As Ctrl-C: leaving the request's block cancels it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return uvloop.run(_call(args))
 
 
 async def _call(args: argparse.Namespace) -> int:
     params = _params(args.params)
+    if args.audio_out is not None:
+        _check_writable(args.audio_out)
+    if args.timeout is not None and not 0 < args.timeout < math.inf:
+        raise BadInput(f"--timeout {args.timeout:g}: not a positive number of seconds", field="--timeout")
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
     deployment, client = await visit(args)
     async with client:
         pipeline = _pipeline(deployment, args.model)
+        for stage in params:
+            if stage not in pipeline.stages:
+                raise unknown_name(f"stage of '{pipeline.serve_as}'", stage, pipeline.stages, field="-p")
         outputs = _outputs(pipeline, wants_audio=args.audio_out is not None)
         async with await client.submit(pipeline.name, outputs, params, timeout_s=args.timeout) as request:
             await request.send("messages", Json({"messages": messages}))
@@ -103,8 +115,20 @@ def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
     wanted = {"text", "audio"} if wants_audio else {"text"}
     found = tuple(port for port, kind in pipeline.outputs.items() if kind in wanted)
     if wants_audio and "audio" not in pipeline.outputs.values():
-        raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {', '.join(pipeline.outputs)})", field="--audio-out")
+        outputs = ", ".join(pipeline.outputs)
+        raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {outputs})", field="--audio-out")
     return found or tuple(pipeline.outputs)
+
+
+def _check_writable(path: str) -> None:
+    """Refuse a file that could not be written, before the work is done."""
+    directory = Path(path).parent
+    if not directory.is_dir():
+        raise BadInput(f"--audio-out {path}: there is no directory '{directory}'", field="--audio-out")
+    if Path(path).is_dir():
+        raise BadInput(f"--audio-out {path}: that is a directory, not a file", field="--audio-out")
+    if not os.access(path if Path(path).exists() else directory, os.W_OK):
+        raise BadInput(f"--audio-out {path}: no permission to write there", field="--audio-out")
 
 
 def _write_wav(path: str, pieces: list[Audio]) -> None:

@@ -1,4 +1,4 @@
-"""What ``omni-bus up`` shows: a live table while it starts on a terminal, else plain lines; or JSON lines for programs."""
+"""What ``omni-bus up`` shows: on a terminal a live table while it starts, else plain lines; JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from omni_bus.observe.log import JsonFormatter
+from omni_bus.observe.log import JsonFormatter, traceback_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actors.supervisor import Process
     from omni_bus.runtime.deployment import Deployment
 
-QUIET_EVENTS = {"phase", "listening", "actor ready", "request done", "output"}
-"""Events that people need not read: the table shows them, or they come with every request."""
+QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "output"}
+"""Events that people need not read: they are shown in other words, or come with every request."""
 
 
 class Display(Protocol):
@@ -60,11 +60,40 @@ def make_display(log_format: str, out: TextIO) -> Display:
     return PlainDisplay(out)
 
 
+class _Output:
+    """Where lines go, until nobody reads them any more: the deployment outlives its reader (``omni-bus up | head``)."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_read = True
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        if not self._is_read:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except (BrokenPipeError, ConnectionError):
+            self._is_read = False
+
+
+class _Handler(logging.Handler):
+    """Hands this process's own log lines to a display."""
+
+    def __init__(self, formatter: logging.Formatter, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(self.format(record))
+
+
 class JsonDisplay:
     """One JSON object a line: the children's log lines as they are, and the supervisor's own events."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = out
+        self._out = _Output(out)
 
     def begin(self, processes: Sequence[Process]) -> None:
         """List the processes."""
@@ -73,13 +102,14 @@ class JsonDisplay:
     def changed(self, process: Process) -> None:
         """Say the phase, and how long the process is up."""
         fields: dict[str, Any] = {"process": process.name, "phase": process.phase, "fraction": process.fraction}
+        fields["restarts"] = process.num_restarts
         if process.child is not None:
             fields |= {"pid": process.child.pid, "exit": process.child.exit_code}
         self._event("process", **fields)
 
     def line(self, fields: dict[str, Any]) -> None:
         """Pass a child's line on."""
-        print(json.dumps(fields), file=self._out, flush=True)
+        self._out.line(json.dumps(fields))
 
     def ready(self, deployment: Deployment, urls: dict[str, str], after_s: float) -> None:
         """Say where the gateways listen."""
@@ -96,9 +126,7 @@ class JsonDisplay:
 
     def handler(self, actor: str) -> logging.Handler:
         """Log in the same form, to the same place."""
-        handler = logging.StreamHandler(self._out)
-        handler.setFormatter(JsonFormatter(actor))
-        return handler
+        return _Handler(JsonFormatter(actor), self._out.line)
 
     def _event(self, event: str, **fields: Any) -> None:
         self.line({"time": round(time.time(), 3), "level": "INFO", "actor": "supervisor", "event": event, **fields})
@@ -106,7 +134,9 @@ class JsonDisplay:
 
 class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["traceback"] = traceback_of(record.exc_info[1])
         return _plain(record.levelname, "supervisor", record.getMessage(), fields)
 
 
@@ -120,7 +150,7 @@ class PlainDisplay:
     """A line for each thing that a person wants to know."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = out
+        self._out = _Output(out)
         self._phases: dict[str, str] = {}
 
     def begin(self, processes: Sequence[Process]) -> None:
@@ -132,7 +162,9 @@ class PlainDisplay:
         if self._phases.get(process.name) == process.phase:
             return
         self._phases[process.name] = process.phase
-        elapsed = f" after {process.ready_at - process.started_at:.1f} s" if process.ready_at is not None else ""
+        elapsed = ""
+        if process.phase == "ready" and process.ready_at is not None:
+            elapsed = f" after {process.ready_at - process.started_at:.1f} s"
         self._say(f"  {process.name}: {process.phase}{elapsed}")
 
     def line(self, fields: dict[str, Any]) -> None:
@@ -161,12 +193,10 @@ class PlainDisplay:
     def handler(self, actor: str) -> logging.Handler:
         """Log in the same form, to the same place."""
         del actor
-        handler = logging.StreamHandler(self._out)
-        handler.setFormatter(_LineFormatter())
-        return handler
+        return _Handler(_LineFormatter(), self._say)
 
     def _say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        self._out.line(text)
 
 
 class TableDisplay(PlainDisplay):
@@ -211,7 +241,7 @@ class TableDisplay(PlainDisplay):
             self._is_live = False
 
     def _say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Any:
         from rich.progress_bar import ProgressBar
@@ -230,5 +260,3 @@ class TableDisplay(PlainDisplay):
                 str(process.child.pid) if process.child is not None else "",
             )
         return table
-
-

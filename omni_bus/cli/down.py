@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -23,13 +24,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         supervisor = os.pidfd_open(about.pid)
     except ProcessLookupError:
-        print(f"{about.name} is gone already")
+        print(f"{about.name}: stopped already")
         return 0
     try:
-        signal.pidfd_send_signal(supervisor, signal.SIGTERM)
-        if args.force:
-            signal.pidfd_send_signal(supervisor, signal.SIGTERM)
         print(f"{about.name}: stopping (process {about.pid})", flush=True)
+        # Of different kinds: two of one kind would be one, if the second came before the first was delivered.
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+            for number in (signal.SIGTERM, signal.SIGINT) if args.force else (signal.SIGTERM,):
+                signal.pidfd_send_signal(supervisor, number)
         select.select([supervisor], [], [])
     finally:
         os.close(supervisor)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from rich.console import Console
@@ -14,8 +14,11 @@ from rich.table import Table
 
 from omni_bus.cli.deployment import add_name_argument
 from omni_bus.cli.visit import visit
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, Unavailable
 from omni_bus.runtime import rundir
+
+if TYPE_CHECKING:
+    from omni_bus.runtime.deployment import Deployment
 
 ANSWER_S = 5.0
 """The coordinator waits a second for its actors; more than that is a fault."""
@@ -48,20 +51,43 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    _, client = await visit(args)
-    async with client, asyncio.timeout(ANSWER_S):
-        return await client.admin("status"), await client.admin("health")
+    deployment, client = await visit(args)
+    async with client:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                status, actors = await client.admin("status"), await client.admin("health")
+        except TimeoutError:
+            raise Unavailable(f"the coordinator does not answer (waited {ANSWER_S:g} s)") from None
+    return status, [*actors, *_missing(deployment, actors)]
+
+
+def _missing(deployment: Deployment, actors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each replica that should be there and is not."""
+    here = {actor["actor"] for actor in actors}
+    absent = {"role": "stage", "phase": "down", "fraction": 0.0, "is_ready": False, "is_live": False, "elapsed_s": None}
+    return [
+        {"actor": f"{stage}.{replica}", "stage": stage, "replica": replica, **absent}
+        for stage, config in deployment.config.stages.items()
+        for replica in range(config.replicas)
+        if f"{stage}.{replica}" not in here
+    ]
 
 
 def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     counted = ("active", "waiting", "suspended", "done", "failed", "cancelled")
-    table = Table("actor", "phase", "live", "answers in", *counted, box=None, header_style="dim", pad_edge=False)
+    titles = ("active", "wait", "susp", "done", "failed", "canc")
+    style: dict[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table("actor", "phase", "for", "answers", **style)
+    for title in titles:
+        table.add_column(title, justify="right")
     for actor in sorted(actors, key=lambda actor: (actor["role"], actor["actor"])):
         stats = actor.get("stats", {}) if actor["role"] == "stage" else {}
-        trip = f"{actor['round_trip_s'] * 1000:.1f} ms" if actor["is_live"] else "no answer"
+        trip = f"{actor['round_trip_s'] * 1000:.1f} ms" if actor["is_live"] else "NO"
         counts = (str(stats.get(name, "")) for name in counted)
-        table.add_row(actor["actor"], actor["phase"], "yes" if actor["is_live"] else "NO", trip, *counts)
+        is_loading = not actor["is_ready"] and actor["fraction"]
+        phase = f"{actor['phase']} {actor['fraction']:.0%}" if is_loading else actor["phase"]
+        table.add_row(actor["actor"], phase, _duration(actor["elapsed_s"]), trip, *counts)
     console.print(table)
     for name, counts in status["pipelines"].items():
         console.print(
@@ -70,3 +96,11 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
         )
     requests = status["requests"]
     console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

@@ -6,21 +6,24 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 
 from actors.supervisor import Supervisor
 from omni_bus.cli.deployment import add_config_arguments, available_cores, load_deployment
 from omni_bus.cli.display import make_display
+from omni_bus.config import schema
 from omni_bus.config.graph import warnings
-from omni_bus.errors import StartFailed
+from omni_bus.errors import BadInput, StartFailed
 from omni_bus.observe.log import LEVELS
 from omni_bus.runtime import rundir
 from omni_bus.runtime.cores import share
-from omni_bus.runtime.deployment import COORDINATOR, Deployment
+from omni_bus.runtime.deployment import COORDINATOR, Deployment, ipc_endpoint
 from omni_bus.runtime.ports import bind_port
 from omni_bus.runtime.signals import Stop
 
@@ -50,8 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start, serve until SIGTERM or Ctrl-C, drain; 0 after a clean end."""
     loaded = load_deployment(args)
-    name = args.name or loaded.config.name
-    directory = rundir.RunDir(rundir.root(os.environ), name)
+    name = _name(args.name) if args.name is not None else loaded.config.name
+    # Until the loop takes signals over: an early SIGTERM must leave by the same door as everything else.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        directory = rundir.RunDir(rundir.root(os.environ), name)
+    except StartFailed as error:
+        print(f"omni-bus up: {error.message}", file=sys.stderr)
+        return EXIT_START_FAILED
     try:
         sockets = {key: bind_port(key, entry.host, entry.port) for key, entry in loaded.config.gateways.items()}
         deployment = _deployment(loaded, directory, args.log_level)
@@ -61,6 +70,18 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_START_FAILED
     finally:
         directory.remove()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _name(text: str) -> str:
+    """Return a deployment's name; it becomes a directory's."""
+    try:
+        return msgspec.convert(text, schema.Name)
+    except msgspec.ValidationError:
+        raise BadInput(f"--name {text}: not 1 to 64 letters, digits, '_' or '-'", field="--name") from None
 
 
 def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Deployment:
@@ -77,8 +98,11 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
         threads=threads,
         served=loaded.served,
         coordinator_endpoint=(
-            f"ipc://{directory.path}/{COORDINATOR}.sock" if bind == "ipc" else f"{bind}:{loaded.config.coordinator_port}"
+            ipc_endpoint(str(directory.path), COORDINATOR)
+            if bind == "ipc"
+            else f"{bind}:{loaded.config.coordinator_port}"
         ),
+        supervisor_pid=os.getpid(),
         log_level=log_level,
     )
     deployment.write()
@@ -109,17 +133,20 @@ async def _up(
     began_at = time.monotonic()
     starting = asyncio.create_task(supervisor.start())
     asking = asyncio.create_task(stop.requested.wait())
-    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
     try:
+        await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():  # asked to stop while it starts: nothing runs yet that could be drained
             starting.cancel()
             await asyncio.wait({starting})
             return 0
         starting.result()
         display.ready(deployment, urls, time.monotonic() - began_at)
-        await asking
+        await asyncio.wait({asking, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if supervisor.failed.done():
+            raise supervisor.failed.result()
         return await _stop(supervisor, stop, display)
     finally:
+        await supervisor.kill()  # nobody is left after a stop; after an error, everybody is
         display.end()
 
 
@@ -140,5 +167,3 @@ async def _stop(supervisor: Supervisor, stop: Stop, display: Display) -> int:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-

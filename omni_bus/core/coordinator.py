@@ -50,6 +50,7 @@ from omni_bus.wire.frames import (
     Ready,
     Refused,
     Reject,
+    RequestStats,
     Route,
     RouteEdge,
     Submit,
@@ -105,6 +106,8 @@ class _Request(msgspec.Struct):
     """Why it ends early."""
     is_adopted: bool = False
     """A former coordinator admitted it."""
+    stats: dict[str, RequestStats] = {}
+    """Accounts of the stages that are done."""
 
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""
@@ -141,6 +144,15 @@ class CoordinatorCore:
         """Requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def is_idle(self) -> bool:
+        """No client waits for a request, and no gateway is left that could bring one.
+
+        Stages that have not let go yet keep nobody waiting.
+        """
+        is_waited_for = any(entry.state is not State.ENDING for entry in self._requests.values())
+        return not is_waited_for and not any(actor.role == "gateway" for actor in self._membership)
+
     # --- entry points -------------------------------------------------------------------------------------
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
@@ -161,9 +173,12 @@ class CoordinatorCore:
                 return []
             case Ready():
                 actor.is_ready, actor.phase = True, "ready"
-                return [Report("actor ready", {"actor": actor.peer.actor, "after_s": round(now - actor.since, 3)})]
+                return [self._report_ready(actor, now)]
             case Goodbye(reason=reason):
                 return self._on_leave(actor, reason or "goodbye", now)
+            case Lost(peer=peer) if actor.role == "supervisor":
+                lost = self._membership.get(peer.sender)
+                return [] if lost is None else self._on_leave(lost, "its process ended", now)
             case Pong():
                 return list(self._health.on_pong(sender, frame, now))
             case Submit():
@@ -173,14 +188,17 @@ class CoordinatorCore:
             case Cancelled(request=request, freed=freed):
                 error = RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
                 return self._on_stage_end(actor, request, freed, error, now)
-            case Done(request=request):
+            case Done(request=request, stats=stats):
+                entry = self._requests.get(request)
+                if entry is not None and entry.pending.get(actor.stage) == actor.peer:
+                    entry.stats[actor.stage] = stats
                 return self._on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
                 return self._on_stage_end(actor, request, 0, from_info(error), now)
             case Admin():
                 return self._on_admin(actor, frame, now)
             case _:
-                return [Report("unexpected frame", {"actor": actor.peer.actor, "frame": type(frame).__name__})]
+                return [Report("unexpected frame", {"name": actor.peer.actor, "frame": type(frame).__name__})]
 
     def on_timer(self, key: TimerKey, now: float) -> list[Common]:
         """A timer that was set is due."""
@@ -208,7 +226,7 @@ class CoordinatorCore:
         return effects
 
     def cut(self, now: float) -> list[Common]:
-        """End every running request with an error: the time to drain is over."""
+        """End every running request with an error: the time to drain is over. No effects mean that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
             effects += self._end_early(request, self._stopping(), now)
@@ -231,6 +249,8 @@ class CoordinatorCore:
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
+        if is_new and actor.is_ready:
+            effects.append(self._report_ready(actor, now))
         listed = {route.request for route in hello.live}
         effects += [
             Send(actor.peer, Inquire(request))
@@ -240,6 +260,11 @@ class CoordinatorCore:
         for route in hello.live:
             effects += self._adopt(actor, route, now)
         return effects
+
+    def _report_ready(self, actor: Actor, now: float) -> Report:
+        """The actor can be bound from now on; its supervisor reads this."""
+        fields = {"name": actor.peer.actor, "incarnation": f"{actor.peer.incarnation:016x}"}
+        return Report("actor ready", {**fields, "after_s": round(now - actor.since, 3)})
 
     def _on_stranger(self, sender: Sender, frame: AnyFrame) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
@@ -265,13 +290,13 @@ class CoordinatorCore:
         self._membership.leave(actor)
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
-            Report("actor gone", {"actor": actor.peer.actor, "reason": reason}),
+            Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
         ]
-        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
         for request, entry in list(self._requests.items()):
             effects += self._lose(request, entry, actor, now)
-        effects.append(Forget(actor.peer))
-        return effects
+        # After the requests' own errors, which know more than a client can conclude from this.
+        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
+        return [*effects, Forget(actor.peer)]
 
     def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
@@ -287,9 +312,9 @@ class CoordinatorCore:
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Learn of a running request from an actor that takes part in it: this coordinator is new, or had given it up."""
+        """Learn of a running request from who takes part in it: this coordinator is new, or had given the actor up."""
         is_client = route.gateway == actor.peer
-        if not is_client and route.stages.get(actor.stage) != actor.peer:
+        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
             return []
         request = route.request
         entry = self._requests.get(request)
@@ -302,10 +327,19 @@ class CoordinatorCore:
                 entry.pending[actor.stage] = actor.peer
                 self._bindings.rebind(actor.sender)
             return [Send(actor.peer, Cancel(request, "the request ended"))]
-        error = self._tombstones.epitaph(request) if entry is None else entry.error
-        if route.pipeline not in self._pipelines:
-            error = unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        error = self._error_for_client(route) if entry is None else entry.error
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
+
+    def _error_for_client(self, route: Route) -> ErrorInfo | None:
+        """What a client that still waits for an ended request is told; None if its last chunks are under way."""
+        pipeline = self._pipelines.get(route.pipeline)
+        if pipeline is None:
+            return unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        error = self._tombstones.epitaph(route.request)
+        absent = [stage for stage, peer in route.stages.items() if self._membership.get(peer.sender) is None]
+        if error is None and absent:
+            return stage_lost(absent[0], route, pipeline).to_info()
+        return error
 
     def _take_over(self, actor: Actor, route: Route, now: float) -> list[Common]:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
@@ -361,7 +395,8 @@ class CoordinatorCore:
             may_run = self._admission[submit.pipeline].offer(submit.request, submit.priority)
         except OmniBusError as error:
             self._ended["rejected"] += 1
-            return [Send(actor.peer, Reject(submit.request, error.to_info()))]
+            fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
+            return [Send(actor.peer, Reject(submit.request, error.to_info())), Report("request ended", fields)]
         self._requests[submit.request] = entry
         effects: list[Common] = []
         if entry.deadline is not None:
@@ -431,7 +466,7 @@ class CoordinatorCore:
             self._tombstones.bury(request, RequestCancelled(reason or "cancelled by the client").to_info())
             return [Send(actor.peer, Cancelled(request))]
         if entry.client != actor.peer:
-            return [Report("cancel by a stranger", {"actor": actor.peer.actor, "request": request})]
+            return [Report("cancel by a stranger", {"name": actor.peer.actor, "request": request})]
         entry.wants_ack = True
         return self._end_early(request, RequestCancelled(reason or "cancelled by the client"), now)
 
@@ -471,10 +506,7 @@ class CoordinatorCore:
         was_queued = entry.state is State.QUEUED
         entry.move("ended early")
         entry.error = error.to_info()
-        effects: list[Common] = [
-            DropTimer(("deadline", request)),
-            Report("request ended early", {"request": request, "code": error.code, "stage": error.stage}),
-        ]
+        effects: list[Common] = [DropTimer(("deadline", request)), _account(entry, outcome, error, now)]
         if not entry.wants_ack:
             frame = Reject(request, entry.error) if was_queued else Failed(request, entry.error)
             effects.append(Send(entry.client, frame))
@@ -496,9 +528,11 @@ class CoordinatorCore:
         """The one place where a request leaves; its place goes to the next one that waits."""
         entry = self._requests.pop(request)
         self._tombstones.bury(request, entry.error)
+        effects: list[Common] = []
         if outcome:
             self._ended[outcome] += 1
-        effects: list[Common] = [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted")]
+            effects.append(_account(entry, outcome, None, now))
+        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request)
@@ -523,7 +557,8 @@ class CoordinatorCore:
     def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
         match frame.op:
             case "health":
-                others = [other for other in self._membership if other is not actor and other.role != "client"]
+                served_by = ("stage", "gateway")
+                others = [other for other in self._membership if other is not actor and other.role in served_by]
                 return list(self._health.begin(actor.peer, frame.call, others, now))
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
@@ -552,3 +587,25 @@ class CoordinatorCore:
                 for actor in self._membership
             ],
         }
+
+
+def _account(entry: _Request, outcome: str, error: OmniBusError | None, now: float) -> Report:
+    """The one log line of a request: how it ended and what each stage that was done did; nothing of its contents."""
+    request = entry.submit.request
+    fields: dict[str, Any] = {"request": request, "pipeline": entry.pipeline.name, "outcome": outcome}
+    if error is not None:
+        fields |= {"code": error.code, "stage": error.stage}
+    fields["total_s"] = round(now - entry.received_at, 4)
+    fields["stages"] = {
+        stage: {
+            "first_output_s": round(stats.first_output_s, 4),
+            "total_s": round(stats.total_s, 4),
+            "chunks_in": stats.chunks_in,
+            "chunks_out": stats.chunks_out,
+            "bytes_out": stats.bytes_out,
+            "prompt_tokens": stats.usage.prompt_tokens,
+            "completion_tokens": stats.usage.completion_tokens,
+        }
+        for stage, stats in entry.stats.items()
+    }
+    return Report("request ended", fields)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
-
 from omni_bus.core.edge import InEdge, OutEdge
-from omni_bus.core.effects import Abort, Add, Feed, Report, Resume, Send, StageEffect, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Feed, Resume, Send, StageEffect, Start, Step, Suspend
 from omni_bus.core.scheduler import Scheduler
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.engine import EngineRequest, Failure, Finished, Output, Starved
@@ -301,6 +299,10 @@ class StageCore:
         report = self._tombstones.epitaph(request) if live is None else live.report
         return [] if report is None else [Send(self._coordinator, report)]
 
+    def on_unsent(self, request: RequestId, error: OmniBusError, now: float) -> list[StageEffect]:
+        """A frame of the request could not be sent (a payload that can't be encoded): the request fails alone."""
+        return self._fail(request, error, now)
+
     # --- the engine ---------------------------------------------------------------------------------------
 
     def on_events(self, events: Iterable[Event], now: float) -> list[StageEffect]:
@@ -310,19 +312,26 @@ class StageCore:
             live = self._live.get(event.request)
             if live is None or live.state is not State.RUNNING:
                 continue
-            match event:
-                case Output(port=port, payload=payload):
-                    effects += self._on_output(live, port, payload, now)
-                case Finished(finish=finish):
-                    effects += self._on_finished(live, finish, now)
-                case Starved(request=request):
-                    # Said at the end of a step; input that came during it is news to the engine.
-                    if not live.is_fed:
-                        self._scheduler.starve(request)
-                case Failure(request=request, error=error):
-                    live.move("engine finished")
-                    effects += self._fail(request, error, now)
+            try:
+                effects += self._on_event(live, event, now)
+            except Exception as error:  # noqa: BLE001 (an engine may yield anything; it costs one request, not the next event)
+                effects += self._fail(event.request, stage_failed(error, self.stage), now)
         return effects
+
+    def _on_event(self, live: _Live, event: Event, now: float) -> list[StageEffect]:
+        match event:
+            case Output(port=port, payload=payload):
+                return self._on_output(live, port, payload, now)
+            case Finished(finish=finish):
+                return self._on_finished(live, finish, now)
+            case Starved(request=request):
+                # Said at the end of a step; input that came during it is news to the engine.
+                if not live.is_fed:
+                    self._scheduler.starve(request)
+                return []
+            case Failure(request=request, error=error):
+                live.move("engine finished")
+                return self._fail(request, error, now)
 
     def on_stepped(self, now: float) -> list[StageEffect]:
         """The step that was asked for is over."""
@@ -388,8 +397,7 @@ class StageCore:
             stats = self._request_stats(live, now)
             done = Done(request, stats)
             self._end(request, "done", done)
-            fields = {"request": request, "stage": self.stage, **asdict(stats)}
-            return [Send(self._coordinator, done), Report("request done", fields)]
+            return [Send(self._coordinator, done)]
         if live.state is not State.RUNNING or live.is_blocked == live.is_suspended:
             return []
         live.is_suspended = live.is_blocked
@@ -507,10 +515,7 @@ class StageCore:
             return []
         error.stage = error.stage or self.stage
         report = live.report = Failed(request, error.to_info())
-        effects: list[StageEffect] = [
-            Send(self._coordinator, report),
-            Report("request failed", {"request": request, "stage": self.stage, "code": error.code}),
-        ]
+        effects: list[StageEffect] = [Send(self._coordinator, report)]
         if live.state is State.RUNNING:
             return [*effects, self._abort(live, "failed")]
         self._end(request, "failed", report)
@@ -542,7 +547,7 @@ class StageCore:
         )
 
 
-def stage_failed(error: Exception, stage: str) -> OmniBusError:
+def stage_failed(error: BaseException, stage: str) -> OmniBusError:
     """Return an engine's own exception as the error that its request ends with."""
     if isinstance(error, OmniBusError):
         return error

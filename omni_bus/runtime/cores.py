@@ -1,7 +1,7 @@
 """Cores are shared out like device memory: engines that each take all of them slow one another down many times over.
 
-Measured on two cores: two engines with two spinning threads each fell to a fifteenth of their speed; with one thread each and
-passive waiting they kept nearly all of it.
+Measured on two cores: two engines with two spinning threads each fell to a fifteenth of their speed; with one thread
+each and passive waiting they kept nearly all of it.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def share(stages: Mapping[str, StageConfig], num_cores: int) -> dict[str, int]:
 def environment(environ: Mapping[str, str], num_threads: int) -> dict[str, str]:
     """Return a child's environment: its threads, and no spinning unless the user asked for it."""
     threads = str(num_threads)
-    counts = {name: threads for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     return {**PASSIVE, **environ, **counts}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.pipeline import Pipeline
 
 COORDINATOR = "coordinator"
+SUPERVISOR = "supervisor"
+
+MAX_SOCKET_PATH_BYTES = 107
+"""``sun_path`` in ``sockaddr_un`` has 108 bytes, the last one NUL (unix(7))."""
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -28,6 +34,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
+    supervisor_pid: int
+    """A process that finds itself without this parent has no deployment any more."""
     log_level: str = "INFO"
 
     @property
@@ -40,10 +48,18 @@ class Deployment(msgspec.Struct, frozen=True):
         self.path.write_bytes(msgspec.json.encode(self))
 
     def listen(self, actor: str) -> str:
-        """Return the address that an actor's inbox binds; the pid keeps a successor apart from what was sent to the dead."""
+        """Return the address that an actor's inbox binds; the pid keeps successors from what was sent to the dead."""
         if self.config.bind == "ipc":
-            return f"ipc://{self.run_dir}/{actor}-{os.getpid()}.sock"
+            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid()}")
         return f"{self.config.bind}:0"
+
+
+def ipc_endpoint(directory: str, name: str) -> str:
+    """Return the address of a socket file; a name that is too long for its directory is replaced by a hash of it."""
+    path = f"{directory}/{name}.sock"
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        path = f"{directory}/{base64.b32encode(hashlib.sha256(name.encode()).digest())[:11].decode().lower()}"
+    return f"ipc://{path}"
 
 
 def read_deployment(path: str | Path) -> Deployment:

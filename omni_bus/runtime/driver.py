@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
+from omni_bus.errors import BadFrame, InputTooLarge
+from omni_bus.wire.frames import Open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.errors import OmniBusError
-    from omni_bus.ids import Peer, Sender
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame
 
     OnFrame = Callable[[Sender, AnyFrame, float], None]
     OnTimer = Callable[[TimerKey, float], None]
+    OnUnsent = Callable[[RequestId, OmniBusError], None]
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +35,16 @@ class Driver:
         listen: address of its inbox.
         on_frame: called with sender, frame and the monotonic time.
         on_timer: called with a timer's key and the monotonic time when it is due.
+        on_unsent: called, in a later turn of the loop, with a request whose data frame could not be sent, and why.
     """
 
-    def __init__(self, name: str, listen: str, *, on_frame: OnFrame, on_timer: OnTimer) -> None:
+    def __init__(
+        self, name: str, listen: str, *, on_frame: OnFrame, on_timer: OnTimer, on_unsent: OnUnsent | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
         self._on_timer = on_timer
+        self._on_unsent = on_unsent
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
         self._link = Link(name, listen, self._deliver, self._stuck)
@@ -47,9 +55,14 @@ class Driver:
         return self._link.me
 
     @property
+    def address(self) -> dict[str, str]:
+        """This actor as a supervisor reads it from the log."""
+        return {"endpoint": self.me.endpoint, "incarnation": f"{self.me.incarnation:016x}"}
+
+    @property
     def now(self) -> float:
         """Monotonic seconds, the time of all cores of this process."""
-        return self._loop.time()
+        return time.monotonic()  # the loop's clock, but not as of the beginning of its turn
 
     @property
     def leaving(self) -> asyncio.Future[OmniBusError]:
@@ -61,7 +74,7 @@ class Driver:
         for effect in effects:
             match effect:
                 case Send(peer=peer, frame=frame):
-                    self._link.send(peer, frame)
+                    self._send(peer, frame)
                 case SetTimer(key=key, at=at):
                     self._drop_timer(key)
                     self._timers[key] = self._loop.call_at(at, self._due, key)
@@ -85,15 +98,30 @@ class Driver:
         self._timers.clear()
         await self._link.close(linger_s)
 
+    def _send(self, peer: Peer, frame: AnyFrame) -> None:
+        """Send; a frame that has no form on the wire costs its own request, not the effects after it."""
+        try:
+            self._link.send(peer, frame)
+        except (BadFrame, InputTooLarge) as error:
+            fields = {"peer": peer.actor, "frame": type(frame).__name__, "code": error.code, "field": error.field}
+            logger.error("a frame could not be sent", extra={"fields": fields})  # noqa: TRY400 (its message may quote the payload)
+            request = frame.route.request if isinstance(frame, Open) else getattr(frame, "request", None)
+            if request is not None and self._on_unsent is not None:
+                # Later, because the core's effects are being carried out in order.
+                self._loop.call_soon(self._on_unsent, request, error)
+
     def _deliver(self, sender: Sender, frame: AnyFrame) -> None:
         try:
-            self._on_frame(sender, frame, self._loop.time())
+            self._on_frame(sender, frame, self.now)
         except Exception:  # one frame must not end the actor; its request ends by deadline or by its client
             logger.exception("a %s from %s could not be handled", type(frame).__name__, sender.actor)
 
     def _due(self, key: TimerKey) -> None:
         self._timers.pop(key, None)
-        self._on_timer(key, self._loop.time())
+        try:
+            self._on_timer(key, self.now)
+        except Exception:  # one timer must not end the actor; whose it was ends by a later one or by its client
+            logger.exception("a timer could not be handled", extra={"fields": {"timer": key}})
 
     def _drop_timer(self, key: TimerKey) -> None:
         handle = self._timers.pop(key, None)
@@ -102,5 +130,3 @@ class Driver:
 
     def _stuck(self, peer: Peer) -> None:
         logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})
-
-

@@ -21,6 +21,7 @@ from omni_bus.engine import (
     Inputs,
     Output,
     SessionEngine,
+    Starved,
     StepEngine,
     StreamingEngine,
 )
@@ -70,6 +71,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended."""
+        return self._thread.is_alive()
+
     def post(self, call: Callable[[], None]) -> None:
         """Run `call` after the ones before it; it handles its own errors."""
         self._calls.put(call)
@@ -81,7 +87,7 @@ class EngineThread:
         def attempt() -> None:
             try:
                 result = call()
-            except BaseException as error:  # handed to the waiter, whatever it is
+            except BaseException as error:  # noqa: BLE001 (handed to the waiter, whatever it is)
                 self._loop.call_soon_threadsafe(_settle, future, None, error)
             else:
                 self._loop.call_soon_threadsafe(_settle, future, result, None)
@@ -107,6 +113,32 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_exception(error)
 
 
+_RAISED = (Exception, SystemExit)
+"""What an engine's call may raise at the cost of its requests only: some libraries exit where others raise."""
+
+MAX_LAG_PERIODS = 8
+"""A session engine that was held up makes up for so many periods, and lets go of what it missed before them."""
+
+
+def _log_raised(stage: str, call: str, error: BaseException) -> None:
+    """Say where an engine raised; not with what message, since it may quote a prompt."""
+    fields = {"stage": stage, "call": call, "error": type(error).__name__}
+    logger.error("the engine raised", exc_info=error, extra={"fields": fields})
+
+
+def _checked(events: Any) -> list[Event]:
+    """Return what a step returned as a list of events.
+
+    Raises:
+        TypeError: it is not a sequence of events.
+    """
+    listed = list(events)
+    for event in listed:
+        if not isinstance(event, Output | Finished | Starved | Failure):
+            raise TypeError(f"a step returned a {type(event).__name__} among its events")
+    return listed
+
+
 EngineEffect: TypeAlias = Start | Add | Feed | Suspend | Resume | Step | Abort
 
 
@@ -120,7 +152,10 @@ class StepHost:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._period_s = engine.frame_period_s if isinstance(engine, SessionEngine) else 0.0
-        self._next_step_at = 0.0
+        self._due_at = 0.0
+        """When the step under way was due."""
+        self._is_on_time = False
+        """A step asked for now follows the one before it at the period."""
         self._held: set[RequestId] = set()
         """Requests that the engine has; touched on its thread only."""
 
@@ -133,6 +168,8 @@ class StepHost:
             case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
                 self._thread.post(lambda: self._feed(request, port, payloads, is_last=is_last))
             case Step(requests=requests):
+                if not self._is_on_time:
+                    self._due_at = self._loop.time()
                 self._thread.post(lambda: self._step(requests))
             case Abort(request=request):
                 self._thread.post(lambda: self._abort(request))
@@ -147,8 +184,8 @@ class StepHost:
     def _add(self, wanted: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         try:
             self._engine.add(wanted, inputs)
-        except Exception as error:  # a request that can't be added ends alone
-            self._tell([Failure(wanted.id, self._as_error(error))])
+        except _RAISED as error:  # a request that can't be added ends alone
+            self._tell([Failure(wanted.id, self._as_error("add", error))])
         else:
             self._held.add(wanted.id)
 
@@ -157,21 +194,21 @@ class StepHost:
             return
         try:
             self._engine.feed(request, port, payloads, is_last=is_last)
-        except Exception as error:  # input that the engine refuses ends its request alone
+        except _RAISED as error:  # input that the engine refuses ends its request alone
             self._drop(request)
-            self._tell([Failure(request, self._as_error(error))])
+            self._tell([Failure(request, self._as_error("feed", error))])
 
     def _step(self, requests: tuple[RequestId, ...]) -> None:
         held = [request for request in requests if request in self._held]
         events: Sequence[Event] = ()
         if held:
             try:
-                events = self._engine.step(held)
-            except Exception as error:  # a step that raises ends the requests in it; others keep their state
-                logger.exception("stage %s: a step of %d requests failed", self._stage, len(held))
+                events = _checked(self._engine.step(held))
+            except _RAISED as error:  # a step that raises ends the requests in it; others keep their state
                 for request in held:
                     self._drop(request)
-                events = [Failure(request, self._as_error(error)) for request in held]
+                said = self._as_error("step", error)
+                events = [Failure(request, said) for request in held]
         for event in events:
             if isinstance(event, Finished | Failure):
                 self._held.discard(event.request)
@@ -185,10 +222,12 @@ class StepHost:
         self._held.discard(request)
         try:
             self._engine.abort(request)
-        except Exception:  # the slot's state is unknown, the requests in the others are not
-            logger.exception("stage %s: an abort failed", self._stage)
+        except _RAISED as error:  # the slot's state is unknown, the requests in the others are not
+            _log_raised(self._stage, "abort", error)
 
-    def _as_error(self, error: Exception) -> OmniBusError:
+    def _as_error(self, call: str, error: BaseException) -> OmniBusError:
+        if not isinstance(error, OmniBusError):
+            _log_raised(self._stage, call, error)
         return stage_failed(error, self._stage)
 
     def _tell(self, events: Sequence[Event]) -> None:
@@ -197,14 +236,21 @@ class StepHost:
     # --- on the loop ------------------------------------------------------------------------------------------
 
     def _stepped(self, events: Sequence[Event]) -> None:
-        if events:
-            self._listener.on_events(events)
-        if not self._period_s:
-            self._listener.on_stepped()
-            return
-        # Counted from the last due time, so that the period holds on average however long a step takes.
-        self._next_step_at = max(self._next_step_at + self._period_s, self._loop.time())
-        self._loop.call_at(self._next_step_at, self._listener.on_stepped)
+        try:
+            if events:
+                self._listener.on_events(events)
+        finally:  # whatever became of these events, the next step must come
+            if self._period_s:
+                # Counted from when this step was due: the period holds on average although some steps take longer.
+                self._due_at = max(self._due_at + self._period_s, self._loop.time() - MAX_LAG_PERIODS * self._period_s)
+                self._loop.call_at(self._due_at, self._next_due)
+            else:
+                self._listener.on_stepped()
+
+    def _next_due(self) -> None:
+        self._is_on_time = True
+        self._listener.on_stepped()
+        self._is_on_time = False
 
 
 class _PortInput(msgspec.Struct):
@@ -245,10 +291,15 @@ class _StreamInputs(Inputs):
         return self._ports.setdefault(name, _PortInput(deque()))
 
 
-class _Run(msgspec.Struct):
-    inputs: _StreamInputs
-    may_advance: asyncio.Event
-    task: asyncio.Task[None]
+class _Run:
+    """One request's generator under way."""
+
+    def __init__(self, inputs: _StreamInputs) -> None:
+        self.inputs = inputs
+        self.may_advance = asyncio.Event()
+        self.may_advance.set()
+        self.is_aborted = False
+        self.task: asyncio.Task[None] | None = None
 
 
 class StreamingHost:
@@ -281,43 +332,45 @@ class StreamingHost:
 
     async def close(self) -> None:
         """Cancel every generator and wait for it."""
-        tasks = [run.task for run in self._runs.values()]
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        for run in self._runs.values():
+            run.is_aborted = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, request: RequestId) -> None:
-        may_advance = asyncio.Event()
-        may_advance.set()
-        inputs = _StreamInputs(request, self._listener)
-        task = asyncio.create_task(self._run(request, inputs, may_advance), name=f"{self._stage} {request}")
-        self._runs[request] = _Run(inputs, may_advance, task)
-        task.add_done_callback(lambda _: self._runs.pop(request, None))
+        run = self._runs[request] = _Run(_StreamInputs(request, self._listener))
+        run.task = asyncio.create_task(self._run(request, run), name=f"{self._stage} {request}")
+        run.task.add_done_callback(lambda _: self._runs.pop(request, None))
 
     def _abort(self, request: RequestId) -> None:
         run = self._runs.get(request)
-        if run is None:
+        if run is None or run.task is None:
             self._listener.on_aborted(request)
             return
+        run.is_aborted = True
         run.task.add_done_callback(lambda _: self._listener.on_aborted(request))
         run.task.cancel()
 
-    async def _run(self, request: RequestId, inputs: _StreamInputs, may_advance: asyncio.Event) -> None:
+    async def _run(self, request: RequestId, run: _Run) -> None:
         end: Event
         try:
             finish = Finish()
-            async with aclosing(self._engine.run(self._listener.request(request), inputs)) as outputs:  # pyright: ignore[reportArgumentType] (run is an async generator)
+            async with aclosing(self._engine.run(self._listener.request(request), run.inputs)) as outputs:  # pyright: ignore[reportArgumentType] (run is an async generator)
                 async for output in outputs:
+                    if run.is_aborted:  # it swallowed the cancel and went on
+                        raise asyncio.CancelledError
                     if isinstance(output, Finish):
                         finish = output
                         continue
                     port, payload = output
                     self._listener.on_events([Output(request, port, payload)])
-                    await may_advance.wait()
+                    await run.may_advance.wait()
             end = Finished(request, finish)
-        except Exception as error:  # whatever an engine raises ends its request alone
+        except _RAISED as error:  # whatever an engine raises ends its request alone
             if not isinstance(error, OmniBusError):
-                logger.exception("stage %s: a request failed", self._stage)
+                _log_raised(self._stage, "run", error)
             end = Failure(request, stage_failed(error, self._stage))
         self._listener.on_events([end])
 

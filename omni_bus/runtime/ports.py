@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -23,17 +25,20 @@ def bind_port(name: str, host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        holder = f" (held by {_holder(port)})" if error.errno == 98 and _holder(port) else ""
+        is_busy = error.errno == errno.EADDRINUSE
+        holder = _holder(port) if is_busy else ""
+        is_port_at_fault = is_busy or error.errno == errno.EACCES
+        hint = f"; choose another with -o gateways.{name}.port=N (0 takes a free one)" if is_port_at_fault else ""
         raise StartFailed(
-            f"gateway '{name}' can't listen on {host}:{port}: {os.strerror(error.errno or 0)}{holder}; "
-            f"choose another with -o gateways.{name}.port=N (0 takes a free one)",
-            field=f"gateways.{name}.port",
+            f"gateway '{name}' can't listen on {host}:{port}: {error.strerror or error}"
+            f"{f' (held by {holder})' if holder else ''}{hint}",
+            field=f"gateways.{name}.{'port' if is_port_at_fault else 'host'}",
         ) from error
     listener.setblocking(False)
     return listener
@@ -52,11 +57,15 @@ def _holder(port: int) -> str:
             if columns[3] == LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{columns[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = {os.readlink(link) for link in (process / "fd").iterdir()}
-            if links & inodes:
+        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
+            if any(_target(link) in inodes for link in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name}: {command[:80]}"
-        except OSError:
-            continue
     return ""
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""

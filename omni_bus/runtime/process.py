@@ -33,11 +33,15 @@ EXIT_START_FAILED = 2
 """Exit code of a child whose last log line says why it can't serve."""
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however stuck an engine is by then."""
-    parent = os.getppid()
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however stuck an engine is by then.
+
+    Args:
+        parent: its process id as the parent itself knows it. Whoever adopts an orphan is not always process 1, and a
+            supervisor that is the first process of a container is.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent == 1 or os.getppid() != parent:
+    if os.getppid() != parent:  # it died before the kernel knew
         os._exit(1)
 
 
@@ -46,8 +50,11 @@ def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[N
 
     Ends with ``os._exit``: threads of an engine that hangs must not keep the process.
     """
-    die_with_parent()
-    deployment = read_deployment(sys.argv[1])
+    try:
+        deployment = read_deployment(sys.argv[1])
+    except FileNotFoundError:  # the supervisor died and its directory is swept
+        os._exit(1)
+    die_with_parent(deployment.supervisor_pid)
     arguments = sys.argv[2:]
     words = [] if name == "stage" else [name]
     words += itertools.takewhile(lambda argument: not argument.startswith("--"), arguments)
@@ -65,14 +72,20 @@ def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[N
 
 
 class Child:
-    """A running child: its end is seen through a pidfd, its standard error line by line.
+    """A running child: its end is seen through a pidfd, what it prints line by line.
+
+    It leads a process group of its own: a terminal's Ctrl-C reaches the supervisor only, and what the child started and
+    left behind is killed with the group at its end.
 
     Args:
         arguments: after the interpreter, ``-m MODULE …``.
         environment: of the child, whole.
-        on_line: called on the loop with each line of standard error.
+        on_line: called on the loop with each line of standard output and error, which share a pipe.
         on_exit: called on the loop, once, with the exit code (negative for a signal), after the last line.
         pass_fds: descriptors that the child inherits.
+
+    Raises:
+        OSError: it can't be started (no more processes or descriptors).
     """
 
     def __init__(
@@ -89,18 +102,20 @@ class Child:
         self._on_exit = on_exit
         self._rest = b""
         self.exit_code: int | None = None
-        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and modules)
+        self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=environment,
             pass_fds=tuple(pass_fds),
+            process_group=0,
         )
-        assert self._process.stderr is not None
-        self._stderr = self._process.stderr.fileno()
-        os.set_blocking(self._stderr, False)
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._stderr, self._read)
+        self._loop.add_reader(self._output, self._read)
         self._loop.add_reader(self._pidfd, self._exited)
 
     @property
@@ -116,11 +131,11 @@ class Child:
     def _read(self) -> bool:
         """Take what is there; False when there is no more, now or ever."""
         try:
-            data = os.read(self._stderr, 65536)
+            data = os.read(self._output, 65536)
         except BlockingIOError:
             return False
         if not data:
-            self._loop.remove_reader(self._stderr)
+            self._loop.remove_reader(self._output)
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
@@ -131,13 +146,15 @@ class Child:
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        # Before it is waited for: until then its id can't be given to another process or group.
+        os.killpg(self._process.pid, signal.SIGKILL)
         self.exit_code = self._process.wait()
-        while self._read():  # a grandchild may keep the pipe open, so only what is there
+        while self._read():  # a grandchild in a group of its own may keep the pipe open, so only what is there
             pass
         if self._rest:
             self._on_line(self._rest)
-        self._loop.remove_reader(self._stderr)
+        self._loop.remove_reader(self._output)
         os.close(self._pidfd)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._on_exit(self.exit_code)

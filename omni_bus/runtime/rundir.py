@@ -1,7 +1,8 @@
 """Where a running deployment keeps its sockets and its lock, and how others find it.
 
 Each deployment has a directory of its own below one that only the user can enter. Its supervisor holds a lock on a file
-in it as long as it lives, so a directory whose lock can be taken is left over from a crash and is removed at the next start.
+in it as long as it lives, so a directory whose lock can be taken is left over from a crash and is removed at the next
+start.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +21,14 @@ import msgspec
 from omni_bus.errors import BadInput, StartFailed, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 LOCK = "lock"
 ABOUT = "supervisor.json"
+
+ROOT_LOCK = ".lock"
+"""In the directory of all deployments. Whoever makes, sweeps or removes a deployment's directory holds it alone,
+whoever only looks holds it with others; each for milliseconds. So nobody takes a look or a sweep for a supervisor."""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -38,14 +45,19 @@ def root(environ: Mapping[str, str]) -> Path:
     """Return the directory of all deployments of this user, made if needed.
 
     Raises:
-        StartFailed: it exists and belongs to somebody else.
+        StartFailed: it exists and is not a directory of this user, or it can't be made.
     """
     base = environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "omni-bus" if base else Path(tempfile.gettempdir()) / f"omni-bus-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid() or path.is_symlink():
-        raise StartFailed(f"{path} belongs to another user; set XDG_RUNTIME_DIR to a directory of yours")
-    path.chmod(0o700)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not followed: in a directory that all may write to, somebody could have put a link there before us.
+        status = path.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+            raise StartFailed(f"{path} is not a directory of yours; set XDG_RUNTIME_DIR to one that is")
+        path.chmod(0o700)
+    except OSError as error:
+        raise StartFailed(f"can't use {path}: {error.strerror}; set XDG_RUNTIME_DIR to a directory of yours") from error
     return path
 
 
@@ -63,41 +75,50 @@ class RunDir:
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        _sweep(parent)
+        self._parent = parent
         self.path = parent / name
-        self._lock = self._take()
+        with _root_lock(parent, fcntl.LOCK_EX):
+            _sweep(parent)
+            self._lock = self._take()
 
     def announce(self, about: About) -> None:
-        """Let others find this deployment."""
-        (self.path / ABOUT).write_bytes(msgspec.json.encode(about))
+        """Let others find this deployment; they see all of it or nothing."""
+        draft = self.path / f"{ABOUT}.new"
+        draft.write_bytes(msgspec.json.encode(about))
+        draft.rename(self.path / ABOUT)
 
     def remove(self) -> None:
         """Remove the directory and let the name go."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        with _root_lock(self._parent, fcntl.LOCK_EX):
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
 
     def _take(self) -> int:
-        while True:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            try:
-                lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            except FileNotFoundError:
-                continue  # somebody's sweep removed the directory under us
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                raise StartFailed(_running(self.path)) from None
-            if _is_same_file(lock, self.path / LOCK):
-                return lock
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        if not _is_locked_by(lock):
             os.close(lock)
+            raise StartFailed(_running(self.path), field="--name")
+        return lock
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
+@contextmanager
+def _root_lock(parent: Path, how: int) -> Iterator[None]:
+    lock = os.open(parent / ROOT_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_locked_by(lock: int) -> bool:
+    """Try to lock an open lock file; False if somebody else holds it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    return True
 
 
 def _running(path: Path) -> str:
@@ -117,40 +138,28 @@ def _about(path: Path) -> About | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a live supervisor holds the directory's lock."""
+    """Whether a live supervisor holds the directory's lock; only under the root lock."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _is_locked_by(lock)
     finally:
         os.close(lock)
-    return False
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what crashed deployments left; a directory that is just being made has no lock file and stays."""
+    """Remove what crashed deployments left; only under the root lock."""
     for path in parent.iterdir():
-        try:
-            lock = os.open(path / LOCK, os.O_RDWR)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(lock, path / LOCK):
-                shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            pass  # it is running
-        finally:
-            os.close(lock)
+        if path.is_dir() and not path.is_symlink() and not _is_held(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def running(parent: Path) -> dict[str, About]:
     """Return the running deployments of this user, by name."""
-    found = {path.name: _about(path) for path in parent.iterdir() if path.is_dir() and _is_held(path)}
+    with _root_lock(parent, fcntl.LOCK_SH):
+        found = {path.name: _about(path) for path in parent.iterdir() if path.is_dir() and _is_held(path)}
     return {name: about for name, about in sorted(found.items()) if about is not None}
 
 

@@ -10,8 +10,8 @@ class Stop:
     """What a process waits on.
 
     Args:
-        with_interrupt: whether Ctrl-C counts too. Children of a supervisor ignore it: the terminal sends it to the whole
-            group, and their supervisor tells them in order.
+        with_interrupt: whether Ctrl-C counts too. Children of a supervisor ignore it: it is for their supervisor, which
+            tells them in order.
     """
 
     def __init__(self, *, with_interrupt: bool = False) -> None:

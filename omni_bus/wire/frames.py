@@ -7,9 +7,6 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
-# msgspec hands `frozen` down, which type checkers don't know of.
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
@@ -22,11 +19,14 @@ from omni_bus.wire.payloads import Payload
 
 PROTOCOL_VERSION = 1
 
-Role: TypeAlias = Literal["stage", "gateway", "client"]
+Role: TypeAlias = Literal["stage", "gateway", "client", "supervisor"]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Parent of all frames: immutable, positional, tagged with the class name."""
+    """Parent of all frames: immutable, positional, tagged with the class name.
+
+    Subclasses inherit all three; they repeat `frozen` because type checkers don't see that.
+    """
 
 
 # --- the vocabulary inside frames ---------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 # --- control: membership ------------------------------------------------------------------------------------
 
 
-class Hello(Frame):
+class Hello(Frame, frozen=True):
     """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table."""
 
     version: int
@@ -132,7 +132,7 @@ class Hello(Frame):
     live: tuple[Route, ...] = ()
 
 
-class Welcome(Frame):
+class Welcome(Frame, frozen=True):
     """You are known; send a `Heartbeat` each `heartbeat_s`."""
 
     version: int
@@ -140,53 +140,56 @@ class Welcome(Frame):
     heartbeat_s: float
 
 
-class Refused(Frame):
+class Refused(Frame, frozen=True):
     """You can't join: another protocol version, say."""
 
     error: ErrorInfo
 
 
-class Introduce(Frame):
+class Introduce(Frame, frozen=True):
     """I do not know you (I am new): say `Hello` again."""
 
 
-class Progress(Frame):
+class Progress(Frame, frozen=True):
     """How far a start is: `phase` is a word, `fraction` in [0, 1] within it."""
 
     phase: str
     fraction: float = 0.0
 
 
-class Ready(Frame):
+class Ready(Frame, frozen=True):
     """I can serve."""
 
 
-class Heartbeat(Frame):
+class Heartbeat(Frame, frozen=True):
     """I am alive, this is where I listen, and so many requests (of those in a `Hello`'s `live`) I hold."""
 
     endpoint: str
     num_live: int = 0
 
 
-class Goodbye(Frame):
+class Goodbye(Frame, frozen=True):
     """I am leaving of my own will."""
 
     reason: str = ""
 
 
-class Lost(Frame):
-    """This peer is gone: nothing more will come from it, nothing will reach it."""
+class Lost(Frame, frozen=True):
+    """This peer is gone: nothing more will come from it, nothing will reach it.
+
+    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once.
+    """
 
     peer: Peer
 
 
-class Ping(Frame):
+class Ping(Frame, frozen=True):
     """Answer with a `Pong` of the same nonce."""
 
     nonce: int
 
 
-class Pong(Frame):
+class Pong(Frame, frozen=True):
     """The answer to a `Ping`."""
 
     nonce: int
@@ -196,7 +199,7 @@ class Pong(Frame):
 # --- control: requests --------------------------------------------------------------------------------------
 
 
-class Submit(Frame):
+class Submit(Frame, frozen=True):
     """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take."""
 
     request: RequestId
@@ -208,47 +211,47 @@ class Submit(Frame):
     trace: str = ""
 
 
-class Admit(Frame):
+class Admit(Frame, frozen=True):
     """Your request may start; this is its route."""
 
     route: Route
 
 
-class Reject(Frame):
+class Reject(Frame, frozen=True):
     """Your request won't start."""
 
     request: RequestId
     error: ErrorInfo
 
 
-class Cancel(Frame):
+class Cancel(Frame, frozen=True):
     """End this request now: from a gateway to the coordinator, from there to its stages; repeated until answered."""
 
     request: RequestId
     reason: str = ""
 
 
-class Cancelled(Frame):
+class Cancelled(Frame, frozen=True):
     """The cancel is carried out; `freed` engine slots were given back."""
 
     request: RequestId
     freed: int = 0
 
 
-class Inquire(Frame):
+class Inquire(Frame, frozen=True):
     """Do you hold this request? Who does says nothing; else a stage repeats how it ended, a client cancels."""
 
     request: RequestId
 
 
-class Done(Frame):
+class Done(Frame, frozen=True):
     """A stage finished its part of the request."""
 
     request: RequestId
     stats: RequestStats = RequestStats()
 
 
-class Failed(Frame):
+class Failed(Frame, frozen=True):
     """A stage could not finish (to the coordinator), or the request is over with this error (to the gateway)."""
 
     request: RequestId
@@ -258,7 +261,7 @@ class Failed(Frame):
 # --- control: administration --------------------------------------------------------------------------------
 
 
-class Admin(Frame):
+class Admin(Frame, frozen=True):
     """An operation on the deployment; `call` pairs it with its answer."""
 
     call: int
@@ -266,7 +269,7 @@ class Admin(Frame):
     args: dict[str, Any] = {}
 
 
-class AdminReply(Frame):
+class AdminReply(Frame, frozen=True):
     """The answer: a JSON-like `result`, or an error."""
 
     call: int
@@ -277,7 +280,7 @@ class AdminReply(Frame):
 # --- data ---------------------------------------------------------------------------------------------------
 
 
-class Open(Frame):
+class Open(Frame, frozen=True):
     """The first frame on an edge. `params` are the parameters of every stage downstream, by stage name."""
 
     route: Route
@@ -285,7 +288,7 @@ class Open(Frame):
     params: dict[str, dict[str, Any]] = {}
 
 
-class Chunk(Frame):
+class Chunk(Frame, frozen=True):
     """The `seq`-th payload of an edge, from 0."""
 
     request: RequestId
@@ -294,7 +297,7 @@ class Chunk(Frame):
     payload: Payload
 
 
-class Credit(Frame):
+class Credit(Frame, frozen=True):
     """The sender of `edge` may send up to this many chunks and charged bytes in all, counted from the beginning."""
 
     request: RequestId
@@ -303,7 +306,7 @@ class Credit(Frame):
     bytes: int
 
 
-class Close(Frame):
+class Close(Frame, frozen=True):
     """The edge ended after `num_chunks` chunks."""
 
     request: RequestId

@@ -7,7 +7,7 @@ and is never copied into the header. The tag is the *kind* that edges are checke
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -251,18 +251,17 @@ def check_plain(value: Any, depth: int = 0) -> None:
         return
     if depth >= MAX_NESTING:
         raise ValueError(f"a value is nested more than {MAX_NESTING} deep")
-    match value:
-        case dict():
-            for key, item in value.items():
-                if not isinstance(key, str):
-                    raise ValueError(f"a map has a key of type {type(key).__name__}, only text is allowed")  # noqa: TRY004 (bad data)
-                check_plain(item, depth + 1)
-        case list() | tuple():
-            for item in value:
-                check_plain(item, depth + 1)
-        case _:
-            kind = type(value).__name__
-            raise ValueError(f"a {kind} where only maps, lists, text, numbers, booleans and null are allowed")
+    if isinstance(value, dict):
+        for key, item in cast("dict[Any, Any]", value).items():
+            if not isinstance(key, str):
+                raise ValueError(f"a map has a key of type {type(key).__name__}, only text is allowed")  # noqa: TRY004 (bad data)
+            check_plain(item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            check_plain(item, depth + 1)
+    else:
+        kind = type(value).__name__
+        raise ValueError(f"a {kind} where only maps, lists, text, numbers, booleans and null are allowed")  # noqa: TRY004 (bad data)
 
 
 def check(payload: Payload) -> None:

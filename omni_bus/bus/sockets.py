@@ -1,0 +1,120 @@
+"""The only place where sockets are made and their options set: addresses, limits, heartbeats (and keys, when they come)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import zmq
+
+from omni_bus.errors import BadInput, StartFailed
+
+MAX_IPC_PATH_BYTES = 107
+"""``sun_path`` in ``sockaddr_un`` has 108 bytes, the last one NUL (unix(7))."""
+
+WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "[::]", "::"})
+
+
+class SocketLimits(msgspec.Struct, frozen=True):
+    """What one socket may hold.
+
+    The high-water marks count messages per peer inside ZeroMQ. The bulk is bounded by flow control above (credit in bytes);
+    these catch a peer that doesn't read at all.
+    `receive_hwm` is generous because ZeroMQ (4.3) loses what the kernel still holds when a sender closes while the
+    receiver is at its mark. `max_message_bytes` is the longest single part: a peer that announces a
+    longer one is disconnected before a byte of it is stored.
+    """
+
+    send_hwm: int = 1000
+    receive_hwm: int = 10_000
+    max_message_bytes: int = 1 << 30
+
+
+DEFAULT_SOCKET_LIMITS = SocketLimits()
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse an address that no socket of ours can use.
+
+    Raises:
+        BadInput: neither ``ipc://PATH`` nor ``tcp://HOST:PORT``, or a path longer than the system allows.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in ("ipc", "tcp") or not rest:
+        raise BadInput(f"endpoint '{endpoint}' is neither ipc://PATH nor tcp://HOST:PORT", field="endpoint")
+    if scheme == "ipc" and len(rest.encode()) > MAX_IPC_PATH_BYTES:
+        raise BadInput(
+            f"ipc path '{rest}' has {len(rest.encode())} bytes, the system allows {MAX_IPC_PATH_BYTES}: use a shorter directory",
+            field="endpoint",
+        )
+    host, colon, port = rest.rpartition(":")
+    if scheme == "tcp" and not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise BadInput(f"endpoint '{endpoint}' needs HOST:PORT with a port from 0 to 65535", field="endpoint")
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limits: SocketLimits) -> zmq.Socket[bytes]:
+    """Return a bound ROUTER.
+
+    Raises:
+        BadInput: the address is malformed.
+        StartFailed: the address can't be bound (in use, no such directory or interface, no permission).
+    """
+    check_endpoint(endpoint)
+    router = context.socket(zmq.ROUTER)
+    _set_options(router, endpoint, limits)
+    # A peer that reconnects before its broken connection is noticed must not be locked out by its own old self.
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    # Every actor of a deployment may connect in the same moment.
+    router.setsockopt(zmq.BACKLOG, 1024)
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        router.close(0)
+        raise StartFailed(f"can't listen on {endpoint}: {zmq.strerror(error.errno or 0)}", field="endpoint") from error
+    return router
+
+
+def open_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], routing_id: bytes, endpoint: str, limits: SocketLimits
+) -> zmq.Socket[bytes]:
+    """Return a DEALER that connects in the background and introduces itself as `routing_id`.
+
+    Raises:
+        BadInput: the address is malformed, or has no meaning on this host.
+    """
+    check_endpoint(endpoint)
+    dealer = context.socket(zmq.DEALER)
+    _set_options(dealer, endpoint, limits)
+    dealer.setsockopt(zmq.ROUTING_ID, routing_id)
+    # Nobody answers on this socket; whoever tries anyway fills one slot.
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    try:
+        dealer.connect(endpoint)
+    except zmq.ZMQError as error:
+        dealer.close(0)
+        raise BadInput(f"can't connect to {endpoint}: {zmq.strerror(error.errno or 0)}", field="endpoint") from error
+    return dealer
+
+
+def descriptor_of(socket: zmq.Socket[bytes]) -> int:
+    """Return the descriptor that becomes readable when ZeroMQ's I/O thread has something to tell the socket."""
+    return cast("int", socket.getsockopt(zmq.FD))
+
+
+def _set_options(socket: zmq.Socket[bytes], endpoint: str, limits: SocketLimits) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, limits.send_hwm)
+    socket.setsockopt(zmq.RCVHWM, limits.receive_hwm)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.max_message_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    if not endpoint.startswith("tcp://"):
+        return  # the kernel reports a dead process at the other end of a unix socket at once; a paused one is not dead
+    # A host that vanished says nothing. The heartbeat runs on ZeroMQ's I/O thread, so a busy actor still answers; 30 s
+    # is longer than a pause for a debugger's snapshot or a stalled disk, and shorter than TCP's own minutes.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pty
+from typing import TYPE_CHECKING
+
+import pytest
+
+from actors.supervisor import Phase, Process
+from omni_bus.cli.display import JsonDisplay, PlainDisplay, TableDisplay, make_display
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+
+def process(name: str) -> Process:
+    return Process(name, [], num_threads=1, fds=(), max_restarts=1, is_stage=True)
+
+
+def record(text: str, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("x", logging.WARNING, __file__, 1, text, (), None)
+    made.fields = fields
+    return made
+
+
+def test_plain_says_each_phase_once() -> None:
+    out = io.StringIO()
+    display, one = PlainDisplay(out), process("llm.0")
+
+    display.begin([one])
+    for phase, fraction in [("starting", 0.0), ("weights", 0.1), ("weights", 0.9)]:
+        one.phase, one.fraction = phase, fraction
+        display.changed(one)
+    one.phase, one.started_at, one.ready_at = Phase.READY, 10.0, 12.5
+    display.changed(one)
+
+    assert out.getvalue().splitlines() == [
+        "starting 1 processes: llm.0",
+        "  llm.0: starting",
+        "  llm.0: weights",
+        "  llm.0: ready after 2.5 s",
+    ]
+
+
+def test_plain_leaves_out_what_comes_with_every_request() -> None:
+    out = io.StringIO()
+    display = PlainDisplay(out)
+
+    display.line({"level": "INFO", "actor": "coordinator", "event": "request ended", "request": "r-1"})
+    display.line({"level": "WARNING", "actor": "llm.0", "event": "slow", "after_s": 3, "time": 0})
+
+    assert out.getvalue().endswith("warning llm.0: slow after_s=3\n")
+    assert out.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [JsonDisplay, PlainDisplay])
+def test_reader_that_left_ends_the_lines_only(kind) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", closefd=True) as out:
+        display = kind(out)
+        display.begin([process("llm.0")])
+        display.handler("supervisor").emit(record("still here"))
+        display.end()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # what is left in the file's buffer has to go somewhere
+
+
+def test_json_keeps_own_log_lines_json() -> None:
+    out = io.StringIO()
+    display = JsonDisplay(out)
+
+    display.handler("supervisor").emit(record("process died", process="llm.0"))
+    display.line({"event": "x", "text": "ä\n"})
+
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["process died", "x"]
+    assert lines[0]["process"] == "llm.0"
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as out:
+        yield ours, out
+    os.close(ours)
+
+
+def test_terminal_shows_a_table(terminal, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    ours, out = terminal
+    display = make_display("auto", out)
+    one = process("llm.0")
+    one.phase, one.fraction = "weights", 0.5
+
+    display.begin([one])
+    display.handler("supervisor").emit(record("worth a line"))
+    display.end()
+
+    shown = ""
+    while "stopped" not in shown:
+        shown += os.read(ours, 65536).decode()
+    assert isinstance(display, TableDisplay)
+    assert "process" in shown
+    assert "llm.0" in shown
+    assert "weights" in shown
+    assert "worth a line" in shown
+
+
+def test_no_terminal_gets_plain_lines() -> None:
+    assert type(make_display("auto", io.StringIO())) is PlainDisplay
+    assert type(make_display("plain", io.StringIO())) is PlainDisplay
+    assert type(make_display("json", io.StringIO())) is JsonDisplay

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from omni_bus.config.schema import StageConfig
+from omni_bus.runtime.cores import environment, share
+
+
+def test_what_is_left_is_shared_evenly() -> None:
+    stages = {
+        "fixed": StageConfig(adapter="a", threads=3, replicas=2),
+        "one": StageConfig(adapter="a"),
+        "two": StageConfig(adapter="a", replicas=3),
+    }
+
+    assert share(stages, 16) == {"fixed": 3, "one": 2, "two": 2}
+
+
+def test_everybody_has_at_least_one_thread() -> None:
+    assert share({"a": StageConfig(adapter="a", replicas=8)}, 2) == {"a": 1}
+    assert share({"a": StageConfig(adapter="a", threads=9), "b": StageConfig(adapter="a")}, 4) == {"a": 9, "b": 1}
+
+
+def test_users_waiting_policy_stands_and_threads_do_not() -> None:
+    found = environment({"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "64", "HOME": "/x"}, 3)
+
+    assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"], found["HOME"]) == ("ACTIVE", "3", "/x")
+    assert environment({}, 1)["OMP_WAIT_POLICY"] == "PASSIVE"

@@ -1,0 +1,353 @@
+"""The bus as a program uses it, against a coordinator and stages on the same loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actors.coordinator import CoordinatorActor
+from actors.stage import StageActor
+from adapters import ADAPTERS
+from omni_bus.client import BusClient, End, Item
+from omni_bus.config.load import load
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    DeadlineExceeded,
+    OmniBusError,
+    Overloaded,
+    RequestCancelled,
+    StageFailed,
+    Unavailable,
+    UnknownName,
+)
+from omni_bus.registry import ADAPTER_GROUP, load_class
+from omni_bus.runtime.deployment import Deployment
+from omni_bus.wire.payloads import Json, Text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOML = """
+name = "test"
+heartbeat_s = 0.2
+
+[stages.llm]
+adapter = "synthetic-text"
+tokens = 4
+max_num_seqs = 64
+max_resident = 128
+
+[pipelines.text]
+edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
+max_in_flight = 64
+max_queued = 200
+
+[pipelines.narrow]
+edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
+max_in_flight = 1
+max_queued = 1
+window_chunks = 2
+"""
+
+
+class Bus:
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.coordinator = CoordinatorActor(deployment)
+        self.stage = StageActor(deployment, "llm", 0)
+        self.clients: list[BusClient] = []
+
+    async def client(self, name: str) -> BusClient:
+        endpoint = self.deployment.coordinator_endpoint
+        client = await BusClient.connect(name, self.deployment.listen(name), endpoint, timeout_s=20)
+        self.clients.append(client)
+        return client
+
+    async def stage_is_ready(self, client: BusClient) -> None:
+        """Ask until the coordinator has heard it; each answer takes a round trip."""
+        while not any(actor["is_ready"] for actor in await client.admin("health")):
+            pass
+
+    async def restart_coordinator(self) -> None:
+        await self.coordinator.close()
+        self.coordinator = CoordinatorActor(self.deployment)
+
+    async def is_at_rest(self) -> None:
+        """Wait until the stage holds nothing: the client's own frames go the same way as what they cause."""
+        while self.stage.stats.active or self.stage.stats.waiting:
+            await self.clients[0].admin("health")
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+        await self.stage.close()
+        await self.coordinator.close()
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    directory = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))
+    (directory / "test.toml").write_text(TOML)
+    loaded = load(
+        directory / "test.toml",
+        [],
+        environ={},
+        platform="cpu",
+        adapter_class=lambda name: load_class("adapter", name, ADAPTERS, ADAPTER_GROUP),
+        gateway_class=lambda name: object,
+    )
+    bus = Bus(
+        Deployment(
+            config=loaded.config,
+            pipelines=loaded.pipelines,
+            run_dir=str(directory),
+            cache_dir=str(directory),
+            threads={"llm": 1},
+            served={},
+            coordinator_endpoint=f"ipc://{directory}/coordinator.sock",
+            supervisor_pid=1,
+        )
+    )
+    await bus.stage.load()
+    yield bus
+    await bus.close()
+    left = os.listdir(directory)
+    shutil.rmtree(directory)
+    assert left == ["test.toml"], "sockets are left"
+
+
+@pytest.fixture
+async def client(bus: Bus) -> BusClient:
+    client = await bus.client("client")
+    await bus.stage_is_ready(client)
+    return client
+
+
+PROMPT = Json({"messages": [{"role": "user", "content": "hi"}]})
+
+
+async def ask(client: BusClient, pipeline: str = "text", timeout_s: float | None = None, **params):
+    request = await client.submit(pipeline, (), {"llm": params}, timeout_s=timeout_s)
+    await request.send("messages", PROMPT)
+    request.finish("messages")
+    return request
+
+
+async def words_of(request) -> list[str]:
+    text = ""
+    async for event in request:
+        if isinstance(event, Item):
+            assert isinstance(event.payload, Text)
+            text += event.payload.text
+    return text.split()
+
+
+async def test_request_gives_items_and_an_end(client: BusClient) -> None:
+    async with await ask(client) as request:
+        events = [event async for event in request]
+
+    assert [type(event) for event in events] == [Item, Item, Item, Item, End]
+    assert isinstance(events[-1], End)
+    assert events[-1].finish.usage.completion_tokens == 4
+    assert request.is_over
+    assert client.requests == {}
+
+
+async def test_hundreds_of_requests_at_once_all_end_right(client: BusClient) -> None:
+    async def one(i: int) -> list[str]:
+        return await words_of(await ask(client, tokens=1 + i % 7))
+
+    answers = await asyncio.gather(*[one(i) for i in range(200)])
+
+    assert answers == [[f"hi:{k}" for k in range(1 + i % 7)] for i in range(200)]
+    assert client.requests == {}
+
+
+async def test_slow_reader_holds_a_window_and_slows_nobody(bus: Bus, client: BusClient) -> None:
+    slow = await ask(client, tokens=100_000, chunk_bytes=1000)
+    assert isinstance(await anext(slow), Item)
+
+    # While it is not read, others come and go until the stage has suspended it.
+    while not bus.stage.stats.suspended:
+        assert len(await words_of(await ask(client, tokens=5))) == 5
+    assert len(slow._events) <= 8
+    assert bus.stage.stats.buffered_bytes < 10_000
+
+    slow.cancel()
+    await bus.is_at_rest()
+
+
+async def test_cancel_ends_reading_at_once(bus: Bus, client: BusClient) -> None:
+    request = await ask(client, tokens=100_000)
+    await anext(request)
+
+    request.cancel("enough")
+
+    with pytest.raises(RequestCancelled, match="enough"):
+        await words_of(request)
+    await bus.is_at_rest()
+    assert len(await words_of(await ask(client))) == 4
+
+
+async def test_leaving_the_block_cancels(bus: Bus, client: BusClient) -> None:
+    async with await ask(client, tokens=100_000) as request:
+        await anext(request)
+
+    await bus.is_at_rest()
+    assert bus.stage.stats.cancelled == 1
+
+
+async def test_giving_up_the_queue_frees_the_place(bus: Bus, client: BusClient) -> None:
+    running = await ask(client, "narrow", tokens=100_000)
+    waiting = asyncio.create_task(ask(client, "narrow"))
+    while (await client.admin("status"))["pipelines"]["narrow"]["queued"] == 0:
+        pass
+    with pytest.raises(Overloaded):
+        await ask(client, "narrow")
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    next_one = asyncio.create_task(ask(client, "narrow"))
+    while (await client.admin("status"))["pipelines"]["narrow"]["queued"] == 0:
+        pass
+    running.cancel()
+    assert len(await words_of(await next_one)) == 4
+    await bus.is_at_rest()
+
+
+async def test_cancel_by_somebody_else_is_no_cancellation_of_the_waiter(client: BusClient) -> None:
+    """A task that waits for admission and was not cancelled itself gets an error, not `CancelledError`."""
+    running = await ask(client, "narrow", tokens=100_000)
+    waiting = asyncio.create_task(ask(client, "narrow"))
+    while (await client.admin("status"))["pipelines"]["narrow"]["queued"] == 0:
+        pass
+    (queued,) = [request for request in client.requests.values() if request is not running]
+
+    queued.cancel("the server is stopping")
+
+    with pytest.raises(RequestCancelled, match="the server is stopping"):
+        await waiting
+    running.cancel()
+
+
+async def test_closing_ends_what_waits(bus: Bus, client: BusClient) -> None:
+    other = await bus.client("other")
+    running = await ask(other, tokens=100_000)
+    await anext(running)
+    reading = asyncio.create_task(words_of(running))
+    asking = asyncio.create_task(other.admin("nothing answers this after the close"))
+    await asyncio.sleep(0)
+
+    await other.close()
+
+    with pytest.raises(RequestCancelled):
+        await reading
+    with pytest.raises((Unavailable, UnknownName)):
+        await asking
+    await bus.is_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"fail_at_step": 2}, StageFailed),
+        ({"tokens": 0}, BadInput),
+        ({"no_such": 1}, BadInput),
+    ],
+)
+async def test_errors_come_back_typed(client: BusClient, params: dict, error: type[OmniBusError]) -> None:
+    with pytest.raises(error):
+        await words_of(await ask(client, **params))
+
+
+async def test_deadline_ends_a_request(bus: Bus, client: BusClient) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await words_of(await ask(client, timeout_s=0.05, tokens=100_000))
+    await bus.is_at_rest()
+
+
+async def test_unknown_names_are_refused(client: BusClient) -> None:
+    with pytest.raises(UnknownName, match="unknown pipeline 'txt'"):
+        await client.submit("txt")
+    with pytest.raises(UnknownName, match="unknown output 'audio'"):
+        await client.submit("text", ["audio"])
+    with pytest.raises(UnknownName, match="unknown operation"):
+        await client.admin("explode")
+    request = await client.submit("text")
+    with pytest.raises(UnknownName, match="unknown input 'prompt'"):
+        await request.send("prompt", PROMPT)
+    request.cancel()
+
+
+async def test_input_without_a_form_on_the_wire_ends_its_request(client: BusClient) -> None:
+    request = await client.submit("text")
+
+    with pytest.raises(BadInput, match="messages: the json can't be encoded"):
+        await request.send("messages", Json({"messages": "\ud800"}))
+    await request.send("messages", Text("\ud800"))  # its size can be told, its form can't
+
+    with pytest.raises(BadFrame, match="can't be encoded"):
+        await words_of(request)
+    assert len(await words_of(await ask(client))) == 4
+
+
+async def test_lost_coordinator_leaves_streams_alone(bus: Bus, client: BusClient) -> None:
+    running = await ask(client, tokens=100_000)
+    await anext(running)
+    await bus.coordinator.close()
+    lost = asyncio.create_task(client.submit("text"))
+    await asyncio.sleep(0)
+
+    bus.coordinator = CoordinatorActor(bus.deployment)
+
+    with pytest.raises(Unavailable, match="the coordinator was lost before it answered"):
+        await lost
+    for _ in range(100):
+        assert isinstance(await anext(running), Item)
+    running.cancel()
+    await bus.stage_is_ready(client)
+    await bus.is_at_rest()
+    assert len(await words_of(await ask(client))) == 4
+
+
+async def test_no_coordinator_is_told_in_time(bus: Bus) -> None:
+    nowhere = f"ipc://{bus.deployment.run_dir}/nobody.sock"
+
+    with pytest.raises(Unavailable, match="no coordinator answers"):
+        await BusClient.connect("lonely", bus.deployment.listen("lonely"), nowhere, timeout_s=0.05)
+
+
+async def test_stage_output_without_a_form_on_the_wire_fails_its_request(bus: Bus, client: BusClient) -> None:
+    """And only that: the stage steps on."""
+    engine: Any = bus.stage.engine
+    original = engine.step
+    spoilt: set[str] = set()
+
+    def step(requests):
+        return [
+            type(event)(event.request, event.port, Text("\ud800"))
+            if getattr(event, "port", None) and event.request in spoilt
+            else event
+            for event in original(requests)
+        ]
+
+    engine.step = step
+    good = await ask(client, tokens=50)
+    bad = await client.submit("text")
+    spoilt.add(bad.id)
+    await bad.send("messages", PROMPT)
+    bad.finish("messages")
+
+    with pytest.raises(BadFrame, match="can't be encoded"):
+        await words_of(bad)
+    assert len(await words_of(good)) == 50
+    await bus.is_at_rest()

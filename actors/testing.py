@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -92,6 +93,7 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             cache_dir=run_dir,
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
+            supervisor_pid=os.getpid(),
             coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
         )
         coordinator = CoordinatorActor(deployment)

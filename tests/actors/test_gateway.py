@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def deployment_in(run_dir: str, **options: Any) -> Deployment:
         cache_dir=run_dir,
         threads={"llm": 1},
         served={"front": ("chat",)},
+        supervisor_pid=os.getpid(),
         coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
     )
 

@@ -20,7 +20,6 @@ async def test_voice_begins_before_the_text_is_complete() -> None:
     pytest.importorskip("xllamacpp")
     pytest.importorskip("hibari")
     toml = VOICE_CHAT.read_text(encoding="utf-8").replace("port = 8000", "port = 0")
-    order: list[str] = []
     async with (
         running(toml) as deployment,
         openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="none") as client,
@@ -32,9 +31,8 @@ async def test_voice_begins_before_the_text_is_complete() -> None:
             max_tokens=80,
             stream=True,
         )
-        async for chunk in chunks:
-            if chunk.choices[0].delta.content:
-                order.append(chunk.modality)  # type: ignore[attr-defined] (an extension, kept by the client)
+        # `modality` is an extension, which the client keeps.
+        order = [chunk.modality async for chunk in chunks if chunk.choices[0].delta.content]  # type: ignore[attr-defined]
         answer = await client.chat.completions.create(
             model="smollm2-voice",
             messages=[{"role": "user", "content": "What is the capital of France?"}],

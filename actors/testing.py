@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -49,6 +50,13 @@ class Running:
         """Where the first gateway listens on 127.0.0.1."""
         return next(iter(self.ports.values()))
 
+    async def until_ready(self) -> None:
+        """Wait until the coordinator has heard that every replica is ready; ask it, round trip by round trip."""
+        while self.gateways:
+            rows = await self.gateway.client.admin("health")
+            if sum(row["role"] == "stage" and row["is_ready"] for row in rows) == len(self.stages):
+                return
+
     @property
     def url(self) -> str:
         """Address of the first gateway, without a path."""
@@ -85,6 +93,7 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             cache_dir=run_dir,
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
+            supervisor_pid=os.getpid(),
             coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
         )
         coordinator = CoordinatorActor(deployment)
@@ -104,4 +113,6 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             stack.push_async_callback(gateway.close)
             stack.push_async_callback(gateway.drain, 0.0)
             found.gateways[name] = gateway
+        if loads_stages:
+            await found.until_ready()
         yield found

@@ -31,6 +31,9 @@ REQUEST_ID = web.RequestKey("request_id", str)
 KEY_NAME = web.RequestKey("key_name", str)
 """Which of the gateway's keys a request came with, for fairness among them; never the key."""
 
+FAILURE = web.RequestKey("failure", int)
+"""The status of an error that came after the response had begun."""
+
 GUARDED = "/v1"
 """Every path under this wants a key once the gateway has any."""
 
@@ -127,7 +130,7 @@ class HttpGateway(Gateway):
         outcome = "gone"
         try:
             response = await self._respond(request, handler)
-            outcome = str(response.status)
+            outcome = str(request.get(FAILURE, response.status))
         finally:
             fields = {
                 "id": request[REQUEST_ID],
@@ -370,6 +373,7 @@ class EventStream:
         """Send one error event and close: after it comes no mark of success."""
         problem = to_problem(error)
         log_failure(problem, error, self._request[REQUEST_ID])
+        self._request[FAILURE] = problem.status
         self.response.force_close()
         await self.send(msgspec.json.encode(problem.document))
         await self.response.write_eof()

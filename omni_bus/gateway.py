@@ -146,6 +146,8 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):  # the client left while it was written to: no failure, and nobody to tell
+            raise exc
         if status >= 500:
             self.log_exception("a request could not be handled", exc_info=exc)
         if request.writer.output_size > 0:
@@ -187,11 +189,6 @@ class GatewayServer:
         self._num_open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-
-    @property
-    def num_open(self) -> int:
-        """Requests whose handlers run."""
-        return self._num_open
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections from `sock`, which becomes ours."""

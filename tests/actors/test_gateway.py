@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def deployment_in(run_dir: str, **options: Any) -> Deployment:
         cache_dir=run_dir,
         threads={"llm": 1},
         served={"front": ("chat",)},
+        supervisor_pid=os.getpid(),
         coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
     )
 
@@ -66,6 +68,10 @@ async def gateway_process(deployment: Deployment) -> AsyncIterator[tuple[asyncio
                 await process.wait()
 
 
+def status_and_maps(pid: int) -> tuple[str, str]:
+    return Path(f"/proc/{pid}/status").read_text(), Path(f"/proc/{pid}/maps").read_text()
+
+
 @pytest.mark.processes
 async def test_process_answers_before_any_other_actor_is_there(tmp_path: Path) -> None:
     """It is small, has loaded nothing heavy, says what is missing, and leaves when it is told to."""
@@ -77,9 +83,8 @@ async def test_process_answers_before_any_other_actor_is_there(tmp_path: Path) -
                 assert response.status == 503
                 assert "coordinator does not answer" in (await response.json())["reason"]
 
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status, libraries = status_and_maps(process.pid)
         resident_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-        libraries = Path(f"/proc/{process.pid}/maps").read_text()
         assert resident_kb < 100 * 1024
         assert not any(name in libraries for name in ("torch", "numpy", "/av/", "libav"))
 

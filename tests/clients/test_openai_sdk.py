@@ -27,6 +27,7 @@ api_keys = ["secret"]
 """
 HELLO: Any = [{"role": "user", "content": "hi"}]
 AUDIO: Any = {"voice": "alloy", "format": "wav"}
+PCM16: Any = {"voice": "alloy", "format": "pcm16"}
 
 
 def client_of(deployment: Running, key: str = "secret") -> openai.AsyncOpenAI:
@@ -62,7 +63,7 @@ async def test_stream_of_text_and_sound() -> None:
     text, sound, reasons = "", b"", []
     async with running(SPOKEN) as deployment, client_of(deployment) as client:
         chunks = await client.chat.completions.create(
-            model="spoken", messages=HELLO, audio={**AUDIO, "format": "pcm16"}, max_tokens=3, stream=True
+            model="spoken", messages=HELLO, audio=PCM16, max_tokens=3, stream=True
         )
         async for chunk in chunks:
             ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
@@ -93,9 +94,13 @@ async def test_usage_comes_in_a_chunk_of_its_own() -> None:
 
 
 async def test_streaming_helper_of_the_client_understands_the_stream() -> None:
-    async with running(SPOKEN) as deployment, client_of(deployment) as client, client.chat.completions.stream(
-        model="spoken", messages=HELLO, modalities=["text"], extra_body={"sampling_params_list": [{"tokens": 3}]}
-    ) as events:
+    async with (
+        running(SPOKEN) as deployment,
+        client_of(deployment) as client,
+        client.chat.completions.stream(
+            model="spoken", messages=HELLO, modalities=["text"], extra_body={"sampling_params_list": [{"tokens": 3}]}
+        ) as events,
+    ):
         final = await events.get_final_completion()
 
     assert final.choices[0].message.content == "hi:0 hi:1 hi:2"

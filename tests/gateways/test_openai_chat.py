@@ -1,4 +1,4 @@
-"""Chat completions over a running deployment of synthetic engines: the shape of answers and streams, and nothing lost in them."""
+"""Chat completions of synthetic engines: the shape of answers and streams, and that nothing is lost in them."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_cut_text_is_told_although_sound_ends_later() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_prompt_beyond_the_context_is_a_bad_request(streamed: bool) -> None:
+async def test_prompt_beyond_the_context_is_a_bad_request(streamed) -> None:
     """Streams too: the status is not decided before the engine has spoken."""
     messages = [{"role": "user", "content": "word " * 60}]
     async with running(SPOKEN) as deployment:
@@ -198,13 +198,15 @@ async def test_prompt_beyond_the_context_is_a_bad_request(streamed: bool) -> Non
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_an_adapter_refuses_is_a_bad_request(streamed: bool) -> None:
+async def test_what_an_adapter_refuses_is_a_bad_request(streamed) -> None:
     async with running(SPOKEN) as deployment:
-        call = stream if streamed else post
-        status, document = await call(deployment, sampling_params_list=None, stop=["x"])
+        if streamed:
+            status, (document,) = await stream(deployment, sampling_params_list=None, stop=["x"])
+        else:
+            status, document = await post(deployment, sampling_params_list=None, stop=["x"])
 
     assert status == 400
-    assert (document[0] if streamed else document)["error"]["param"] == "stop"
+    assert document["error"]["param"] == "stop"
 
 
 async def test_failure_before_the_first_piece_has_a_status() -> None:
@@ -215,7 +217,8 @@ async def test_failure_before_the_first_piece_has_a_status() -> None:
     assert document["error"]["stage"] == "llm"
 
 
-async def test_failure_in_mid_stream_is_the_last_event() -> None:
+async def test_failure_in_mid_stream_is_the_last_event(caplog) -> None:
+    caplog.set_level("INFO", logger="gateways.http")
     async with running(SPOKEN) as deployment:
         failing = [{"tokens": 10, "fail_at_step": 3}]
         status, events = await stream(deployment, sampling_params_list=failing, modalities=["text"])
@@ -225,6 +228,8 @@ async def test_failure_in_mid_stream_is_the_last_event() -> None:
     assert after == 200
     assert events[-1]["error"]["code"] == 500
     assert events[-1]["error"]["retry_safe"] is False
+    ends = [record.fields for record in caplog.records if record.getMessage() == "request ended"]  # type: ignore[attr-defined]
+    assert [end["outcome"] for end in ends] == ["500", "200"]
     assert all(c["choices"][0]["finish_reason"] is None for c in events[:-1])
 
 
@@ -254,6 +259,7 @@ async def test_stages_that_load_are_reported_and_refused() -> None:
 
         for stage in deployment.stages.values():
             await stage.load()
+        await deployment.until_ready()
         async with session.get("/health") as response:
             assert (response.status, (await response.json())["status"]) == (200, "healthy")
 

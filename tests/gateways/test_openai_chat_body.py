@@ -14,8 +14,8 @@ from omni_bus.wire.frames import RouteEdge
 
 
 def edge(text: str, kind: str) -> RouteEdge:
-    source, target = text.split(" -> ")
-    return RouteEdge(*source.split("."), *target.split("."), kind, 8, 2**20)
+    (source, source_port), (target, target_port) = (end.split(".") for end in text.split(" -> "))
+    return RouteEdge(source, source_port, target, target_port, kind, 8, 2**20)
 
 
 SPOKEN = Pipeline(

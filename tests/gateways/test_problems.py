@@ -49,7 +49,7 @@ def test_refusal_says_when_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("is_safe", [True, False])
-def test_loss_says_whether_a_retry_is_safe(is_safe: bool) -> None:
+def test_loss_says_whether_a_retry_is_safe(is_safe) -> None:
     problem = to_problem(errors.StageLost("gone", stage="llm", is_retry_safe=is_safe))
 
     assert problem.document["error"]["retry_safe"] is is_safe

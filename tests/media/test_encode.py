@@ -42,7 +42,7 @@ def tone(hz: float, rate_hz: int, num_frames: int, channels: int = 1) -> Audio:
 
 def decode(file: bytes) -> tuple[int, list[array[int]]]:
     """Return the rate and the samples of each channel."""
-    with av.open(io.BytesIO(file)) as container:
+    with av.open(io.BytesIO(file), "r") as container:
         stream = container.streams.audio[0]
         rate_hz = stream.rate
         to_planes = av.AudioResampler(format="s16p", layout=stream.layout, rate=rate_hz)

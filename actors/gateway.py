@@ -1,9 +1,9 @@
 """A gateway's process: one protocol on one listening socket.
 
-Run by the supervisor as ``python -m actors.gateway DEPLOYMENT_JSON GATEWAY INDEX --fd FD``; FD is a socket that is bound and
-listens already. It answers from the first moment on: health says what the stages are doing. SIGTERM drains: nothing new is
-accepted, open responses finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise; a second
-SIGTERM ends it at once.
+Run by the supervisor as ``python -m actors.gateway DEPLOYMENT_JSON GATEWAY INDEX --fd FD``; FD is a socket that is
+bound and listens already. It answers from the first moment on: health says what the stages are doing. SIGTERM drains:
+nothing new is accepted, open responses finish within the drain limit, then the process exits, 0 if none had to be cut
+and 3 otherwise; a second SIGTERM ends it at once.
 """
 
 from __future__ import annotations

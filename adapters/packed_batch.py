@@ -64,10 +64,9 @@ class KvPool:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
         """Put keys and values, each (1, kv_heads, T, head_dim), into their places, (T,)."""
         if layer not in self._layers:
-            num_places = (self.num_slots + 1) * self.context_length
             self._layers[layer] = (
-                keys.new_empty((num_places, keys.shape[1], keys.shape[3])),
-                values.new_empty((num_places, values.shape[1], values.shape[3])),
+                keys.new_empty((self.num_places, keys.shape[1], keys.shape[3])),
+                values.new_empty((self.num_places, values.shape[1], values.shape[3])),
             )
         key_pool, value_pool = self._layers[layer]
         key_pool.index_copy_(0, places, keys[0].transpose(0, 1))
@@ -83,9 +82,19 @@ class KvPool:
         )
 
     @property
+    def num_places(self) -> int:
+        """Tokens that fit in, those of the spare slot included."""
+        return (self.num_slots + 1) * self.context_length
+
+    @property
     def size_bytes(self) -> int:
-        """Memory that the pool takes when every place has been used."""
+        """Memory that the pool takes when every place has been used; 0 before the first write."""
         return sum(tensor.nbytes for pair in self._layers.values() for tensor in pair)
+
+    @property
+    def place_bytes(self) -> int:
+        """Memory of one token's keys and values in all layers."""
+        return self.size_bytes // self.num_places
 
 
 class Batch:

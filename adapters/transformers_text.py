@@ -87,6 +87,8 @@ class _Running:
     prompt: Sequence[int]
     params: SamplingParams
     is_text_wanted: bool
+    ends: frozenset[int]
+    """Tokens that end the text."""
     max_total: int
     choice: TokenChoice
     detokenizer: Detokenizer
@@ -178,7 +180,7 @@ class TransformersText(StepEngine):
         self._check_model(model)
         self._pool = KvPool(self.max_resident, self._context_length)
         self._forward = PackedForward(model, self._pool)
-        self._warm_up(report)
+        self._warm_up(model, report)
 
     def _find_model(self, report: Report) -> str:
         if self.options.model == smollm2.NAME:
@@ -201,6 +203,9 @@ class TransformersText(StepEngine):
         if dtype == "auto" and on_cpu:
             dtype = "float32"
         self._prefill_chunk = self.options.prefill_chunk or (CPU_PREFILL_CHUNK if on_cpu else DEVICE_PREFILL_CHUNK)
+        if on_cpu:
+            # Otherwise weights are read by a pool of threads, more than our share, that is left to end by itself.
+            os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
         register_attention()
         report("loading weights", 0.0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
@@ -235,30 +240,37 @@ class TransformersText(StepEngine):
     def _refuse(self, reason: str) -> None:
         raise StartFailed(f"model: '{self.options.model}' can't be served by this adapter: {reason}", field="model")
 
-    def _warm_up(self, report: Report) -> None:
-        """Run one batch with everything in it: a new prompt, its continuation, and a decoding request."""
+    def _warm_up(self, model: Any, report: Report) -> None:
+        """Run a token, then a batch with everything in it: a prompt's continuation and a decoding request."""
         import torch
 
         report("warming up", 0.0)
         half = min(self._prefill_chunk, self._context_length // 2)
         try:
             with torch.inference_mode():
+                probe = KvPool(1, 1)
+                PackedForward(model, probe)([Piece(0, 0, [0])])
+                self._check_memory(probe.place_bytes * self._pool.num_places)
                 self._forward([Piece(0, 0, [0] * half)])
                 report("warming up", 0.5)
                 self._forward([Piece(0, half, [0] * half), Piece(self.max_resident - 1, 0, [0])])
+        except StartFailed:
+            raise
         except Exception as error:
             # Whatever a model's code raises when its attention is exchanged, the person should read which model it was.
             reason = f"a first batch failed with {type(error).__name__}: {error}"
             raise StartFailed(f"model: '{self.options.model}' can't be batched: {reason}", field="model") from error
-        if self._device.type == "cpu":
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if self._pool.size_bytes > memory:
-                raise StartFailed(
-                    f"max_resident: {self.max_resident} requests of {self._context_length} tokens need "
-                    f"{self._pool.size_bytes} bytes, this machine has {memory}: lower max_resident or context_length",
-                    field="max_resident",
-                )
         report("warming up", 1.0)
+
+    def _check_memory(self, pool_bytes: int) -> None:
+        """Refuse a pool that a CPU could reserve but never fill; an accelerator refuses it itself."""
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._device.type == "cpu" and pool_bytes > memory:
+            raise StartFailed(
+                f"max_resident: {self.max_resident} requests of {self._context_length} tokens need {pool_bytes} bytes, "
+                f"this machine has {memory}: lower max_resident or context_length",
+                field="max_resident",
+            )
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Take a request.
@@ -287,6 +299,7 @@ class TransformersText(StepEngine):
             prompt=prompt,
             params=params,
             is_text_wanted="text" in request.outputs,
+            ends=ends,
             max_total=max_total,
             choice=TokenChoice(params, prompt, ends, self._device),
             detokenizer=Detokenizer(self._tokenizer.backend_tokenizer),
@@ -389,7 +402,7 @@ class TransformersText(StepEngine):
         running.generated.append(token)
         running.num_unsent += 1
         is_long_enough = len(running.generated) >= running.params.min_tokens
-        if token in self._ends_of(running.params) and is_long_enough:
+        if token in running.ends and is_long_enough:
             text = running.stops.feed(running.detokenizer.flush()) + running.stops.flush()
             return self._finish(running, text, "stop", {"stop_token_id": token})
         text = running.detokenizer.feed(token)

@@ -1,4 +1,4 @@
-"""Fields of a JSON body: each is converted on its own, so that a refusal names the field, the value and what is allowed."""
+"""Fields of a JSON body: each is converted alone, so that a refusal names the field, the value and what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HTTP gateways share: keys, body limits, request ids, error rendering, and server-sent events with backpressure."""
+"""What HTTP gateways share: keys, body limits, request ids, errors, and server-sent events with backpressure."""
 
 from __future__ import annotations
 
@@ -128,8 +128,6 @@ class HttpGateway(Gateway):
         try:
             response = await self._respond(request, handler)
             outcome = str(response.status)
-        except ConnectionError:  # the client left while it was written to
-            raise
         finally:
             fields = {
                 "id": request[REQUEST_ID],
@@ -151,7 +149,7 @@ class HttpGateway(Gateway):
             response = _router_problem(request, error).response()
         except ConnectionError:
             raise
-        except Exception as error:  # the edge: every failure of a handler becomes an answer, and ends that request only
+        except Exception as error:  # noqa: BLE001 (the edge: a failure of a handler becomes an answer and ends that request only)
             problem = to_problem(error)
             log_failure(problem, error, request[REQUEST_ID])
             response = problem.response()

@@ -24,17 +24,17 @@ class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_field
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
-    """Where a chat stream's sound goes: ``content`` (base64 in delta.content, with a `modality`) or ``audio`` (OpenAI's delta.audio)."""
+    """Where a stream's sound goes: ``content`` (delta.content, told by `modality`) or ``audio`` (delta.audio.data)."""
 
 
 class OpenAIGateway(HttpGateway):
     """Health, models and chat completions."""
 
     Options = OpenAIOptions
-    options: OpenAIOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
         self._pool = EncodingPool()

@@ -81,7 +81,7 @@ class ChatRoute:
         try:
             return await self._client.submit(chat.pipeline.name, chat.outputs, chat.params, key=key)
         except asyncio.CancelledError:
-            # Either the client is gone and this task is cancelled, or the request was cancelled while it waited to be admitted.
+            # Either the client is gone and this task is cancelled, or the request was cancelled while it was queued.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -179,7 +179,7 @@ def _identity(request: web.Request, chat: Chat) -> tuple[str, str]:
 
 
 def _renamed(error: BadInput, pipeline: Pipeline) -> BadInput:
-    """Return an adapter's refusal of the input port that it calls by another name, under the name that the client knows."""
+    """Return an adapter's refusal of its input port under the name that the client knows."""
     ports = {edge.target_port for edge in pipeline.edges if edge.source_port == MESSAGES}
     if error.field not in ports:
         return error

@@ -1,7 +1,8 @@
 """What a chat answer looks like: chunks of a stream, and the one object of an answer that is not streamed.
 
-Where protocols differ the seed's form wins: a chunk says its `modality`, and sound travels as base64 in ``delta.content``, each
-piece a file of its own. ``audio_delta = "audio"`` in the gateway's table gives OpenAI's ``delta.audio`` instead.
+Where protocols differ vLLM-Omni's form wins: a chunk says its `modality`, and sound travels as base64 in
+``delta.content``, each piece a file of its own. ``audio_delta = "audio"`` in the gateway's table gives OpenAI's
+``delta.audio`` instead.
 """
 
 from __future__ import annotations

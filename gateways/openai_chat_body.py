@@ -1,7 +1,7 @@
 """The body of ``POST /v1/chat/completions``: checked field by field, turned into what the bus runs.
 
-A field is passed on, or harmless, or refused by name; none is taken and then ignored. Keys that nobody knows are accepted, since
-extensions arrive that way.
+A field is passed on, or harmless, or refused by name; none is taken and then ignored. Keys that nobody knows are
+accepted, since extensions arrive that way.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "ref_text": ((), "null"),
     "additional_information": (({},), "an empty object"),
 }
-"""Fields of the protocol that would change the answer and that nothing here honours yet: the values that ask for nothing."""
+"""Fields that would change the answer and that nothing here honours yet: the values that ask for nothing."""
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The one place where errors become HTTP: status, OpenAI's error object, headers.
 
-The envelope is ``{"error": {"message", "type", "param", "code"}}`` with `code` the integer status, for every route and every status,
-so that SDKs can read each refusal.
+The envelope is ``{"error": {"message", "type", "param", "code"}}`` with `code` the integer status, for every route and
+every status, so that SDKs can read each refusal.
 """
 
 from __future__ import annotations

@@ -346,8 +346,10 @@ class BusClient:
                 self.perform(self._member.on_frame(frame))
                 if isinstance(frame, Introduce):
                     self.perform(self.core.on_coordinator_changed())
-                if isinstance(frame, Lost) and self._on_lost is not None:
-                    self._on_lost(frame.peer)
+                elif isinstance(frame, Lost):
+                    self.perform(self.core.on_peer_lost(frame.peer))
+                    if self._on_lost is not None:
+                        self._on_lost(frame.peer)
             case _:
                 self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 32 * 1024
-"""A handler waits once so much is buffered here for its client; with `UNSENT_BYTES` the memory that a slow reader costs."""
+"""A handler waits once so much is buffered for its client; with `UNSENT_BYTES` the memory that a slow reader costs."""
 
 UNSENT_BYTES = 128 * 1024
 """What the kernel may hold of a connection before it is sent (tcp(7), TCP_NOTSENT_LOWAT)."""
 
-LINGER_S = 2.0
+LINGER_S = 1.0
 """So long the rest of a refused body is read and dropped, so that the client sees the refusal and not a reset."""
 
 CUT_S = 1.0
@@ -99,9 +99,9 @@ class Gateway(ABC):
 class _Connection(web.RequestHandler):
     """aiohttp's connection, with four more rules.
 
-    A head that does not come in time is answered with 408. A client that ends its side while a response is under way is gone, even if
-    bytes for it wait in the buffer. Little is buffered for a slow reader. Heads that can't be parsed are refused in the
-    protocol's own error shape.
+    A head that does not come in time is answered with 408. A client that ends its side while a response is under way is
+    gone, even if bytes for it wait in the buffer. Little is buffered for a slow reader. Heads that can't be parsed are
+    refused in the protocol's own error shape.
     """
 
     __slots__ = ("_gateway", "_head_timer")

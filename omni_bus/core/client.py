@@ -17,7 +17,7 @@ from omni_bus.core.effects import (
     Writable,
 )
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.errors import BadInput, OmniBusError, Unavailable, from_info, unknown_name
+from omni_bus.errors import BadInput, OmniBusError, StageLost, Unavailable, from_info, unknown_name
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -35,6 +35,7 @@ from omni_bus.wire.frames import (
     Route,
     Submit,
 )
+from omni_bus.wire.payloads import kind_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId, Peer, RequestId, Sender
@@ -97,8 +98,12 @@ class ClientCore:
         call = self._calls.get(request)
         if call is None:
             return []
+        edges = self._port(call, port)
+        for edge in edges:
+            if kind_of(payload) != edge.kind:
+                raise BadInput(f"input '{port}' got a {kind_of(payload)} (allowed: {edge.kind})", field=port)
         effects: list[ClientEffect] = []
-        for edge in self._port(call, port):
+        for edge in edges:
             effects += self._frames(call, edge, edge.push(payload))
         return effects
 
@@ -158,8 +163,31 @@ class ClientCore:
         self._asked.clear()
         return effects
 
+    def on_peer_lost(self, peer: Peer) -> list[ClientEffect]:
+        """An actor is gone; call it with the peer of each `Lost`.
+
+        The coordinator ends the requests that the actor worked on. Where it had finished its work, only its last frames
+        may be missing, which nobody but us can tell.
+        """
+        effects: list[ClientEffect] = []
+        for request, call in list(self._calls.items()):
+            route = call.route
+            if route is None:
+                continue
+            for number, edge in call.in_edges.items():
+                if route.source(number) == peer and (edge is None or not edge.is_closed):
+                    stage = route.edges[number].source
+                    error = StageLost(
+                        f"stage '{stage}' (actor {peer.actor}) was lost before all of its output came", stage=stage
+                    )
+                    effects += [*self._end(request, error), self._cancel(request, route, error.message)]
+                    break
+        return effects
+
     def _coordinator_lost(self) -> Unavailable:
-        return Unavailable("the coordinator was lost before it answered", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+        return Unavailable(
+            "the coordinator was lost before it answered", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
+        )
 
     # --- frames -------------------------------------------------------------------------------------------
 

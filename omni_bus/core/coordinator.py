@@ -307,11 +307,11 @@ class CoordinatorCore:
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
         ]
-        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
         for request, entry in list(self._requests.items()):
             effects += self._lose(request, entry, actor, now)
-        effects.append(Forget(actor.peer))
-        return effects
+        # After the requests' own errors, which know more than a client can conclude from this.
+        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
+        return [*effects, Forget(actor.peer)]
 
     def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
@@ -329,9 +329,9 @@ class CoordinatorCore:
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Learn of a running request from an actor that takes part in it: this coordinator is new, or had given it up."""
+        """Learn of a running request from who takes part in it: this coordinator is new, or had given the actor up."""
         is_client = route.gateway == actor.peer
-        if not is_client and route.stages.get(actor.stage) != actor.peer:
+        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
             return []
         request = route.request
         entry = self._requests.get(request)
@@ -344,10 +344,19 @@ class CoordinatorCore:
                 entry.pending[actor.stage] = actor.peer
                 self._bindings.rebind(actor.sender)
             return [Send(actor.peer, Cancel(request, "the request ended"))]
-        error = self._tombstones.epitaph(request) if entry is None else entry.error
-        if route.pipeline not in self._pipelines:
-            error = unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        error = self._error_for_client(route) if entry is None else entry.error
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
+
+    def _error_for_client(self, route: Route) -> ErrorInfo | None:
+        """What a client that still waits for an ended request is told; None if its last chunks are under way."""
+        pipeline = self._pipelines.get(route.pipeline)
+        if pipeline is None:
+            return unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        error = self._tombstones.epitaph(route.request)
+        absent = [stage for stage, peer in route.stages.items() if self._membership.get(peer.sender) is None]
+        if error is None and absent:
+            return stage_lost(absent[0], route, pipeline).to_info()
+        return error
 
     def _take_over(self, actor: Actor, route: Route, now: float) -> list[Common]:
         """Run a former coordinator's request on, and ask all who take part what became of it."""

@@ -34,6 +34,11 @@ class OutEdge:
         self._credit = SendCredit(Window(spec.window_chunks, spec.window_bytes))
 
     @property
+    def kind(self) -> str:
+        """The payload kind that the edge carries."""
+        return self._route.edges[self.edge].kind
+
+    @property
     def is_blocked(self) -> bool:
         """Payloads wait for credit."""
         return bool(self._pending)

@@ -97,8 +97,8 @@ class Member:
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost) -> list[Common]:
         """Answer the coordinator.
 
-        After an `Introduce`, whoever has a `ClientCore` calls its `on_coordinator_changed` and carries those effects out
-        after these.
+        Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, and after a `Lost` its
+        `on_peer_lost`, and carries those effects out after these.
         """
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):

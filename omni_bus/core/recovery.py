@@ -19,9 +19,8 @@ def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusErr
     """
     if actor.peer == route.gateway:
         return RequestCancelled("the client's gateway is gone")
-    if actor.peer not in route.stages.values():
-        return None
-    return stage_lost(actor.stage, route, pipeline)
+    lost = [stage for stage, peer in route.stages.items() if peer == actor.peer]
+    return stage_lost(lost[0], route, pipeline) if lost else None
 
 
 def stage_lost(stage: str, route: Route, pipeline: Pipeline) -> StageLost:

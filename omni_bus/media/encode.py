@@ -1,7 +1,7 @@
 """PCM sound to files that clients know: wav, raw pcm, flac, mp3 and opus.
 
-``wav`` and ``pcm`` are written by hand; the others need PyAV, which is imported when the first one is asked for, so that a
-gateway that never needs it stays small. Everything named ``_blocking`` belongs on an `EncodingPool`.
+``wav`` and ``pcm`` are written by hand; the others need PyAV, which is imported when the first one is asked for, so
+that a gateway that never needs it stays small. Everything named ``_blocking`` belongs on an `EncodingPool`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEDIA_TYPES: dict[Format, str] = {
 }
 
 MAX_INLINE_BYTES = 64 * 1024
-"""S16 sound up to this size (1.4 s at 24 kHz) is wrapped as wav or pcm on the loop: it takes less than the hop to a thread."""
+"""S16 sound up to this size (1.4 s at 24 kHz) is wrapped on the loop: that takes less than the hop to a thread."""
 
 WAV_HEADER_BYTES = 44
 _BASE64_PIECE_BYTES = 3 * 64 * 1024
@@ -137,8 +137,8 @@ def wav_header(rate_hz: int, channels: int, num_bytes: int) -> bytes:
 def encode_blocking(audio: Audio, fmt: Format) -> bytes:
     """Return `audio` as one complete file.
 
-    Rates that mp3 or opus don't know are resampled to the next higher one that they do; more channels than they hold are
-    mixed down.
+    Rates that mp3 or opus don't know are resampled to the next higher one that they do; more channels than they hold
+    are mixed down.
 
     Raises:
         BadInput: the format can't hold this sound, or PyAV is not installed.
@@ -201,20 +201,20 @@ def _resampled(resampler: Any, samples: bytes, rate_hz: int, channels: int) -> l
 
 
 def base64_blocking(data: bytes) -> bytes:
-    """Return base64, made in pieces so that other threads get their turn in between: `binascii` keeps the interpreter."""
+    """Return base64, made in pieces so that other threads get their turn: `binascii` keeps the interpreter."""
     view = memoryview(data)
     pieces = range(0, len(view), _BASE64_PIECE_BYTES)
     return b"".join([base64.b64encode(view[start : start + _BASE64_PIECE_BYTES]) for start in pieces])
 
 
 class EncodingPool:
-    """A few threads for encoding; each caller waits for its own result, so the queue is as long as there are callers."""
+    """A few threads for encoding; each caller waits for its own result, so the queue is no longer than the callers."""
 
     def __init__(self, num_threads: int = 2) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="encode")
 
     async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Run a blocking function on one of the threads; a cancelled wait takes it from the queue if it hasn't begun."""
+        """Run a blocking function on one of the threads; a cancelled wait takes it out of the queue."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def encode(self, audio: Audio, fmt: Format) -> bytes:

@@ -1,4 +1,4 @@
-"""What sits on a gateway: submits the planned requests, sends input, reads output at its own pace, gives up at times."""
+"""What sits on a gateway: submits the planned requests, sends input, reads output at its own pace, may give up."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class Application:
     def start(self) -> None:
         """Schedule the submits."""
         for plan in self._plans:
-            self._world.after(max(0.0, plan.submit_at - self._world.now) + self._world.rng.random() * 0.01, self._submit, plan)
+            self._world.after(
+                max(0.0, plan.submit_at - self._world.now) + self._world.rng.random() * 0.01, self._submit, plan
+            )
         if self._world.scenario.asks_health:
             self._world.after(self._world.rng.random(), self._ask)
 

@@ -72,7 +72,7 @@ class Faults:
 
     def _stall(self, plan: FaultPlan) -> None:
         processes = [process for process in self._world.processes.values() if process.is_alive]
-        if len(processes) < 2:  # noqa: PLR2004 (a link has two ends)
+        if len(processes) < 2:
             return
         source, target = self._world.rng.sample(processes, k=2)
         until = self._world.now + (plan.down_s or 1.0)

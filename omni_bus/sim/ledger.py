@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.payloads import Payload
 
 
-class Violation(AssertionError):  # noqa: N818 (a condition, like all errors here)
+class Violation(AssertionError):
     """An invariant does not hold."""
 
 
@@ -32,7 +32,9 @@ class Ledger:
         """Make the next payload of ``source`` (a stage and port); its text says which it is."""
         index = self.emitted[request, source]
         self.emitted[request, source] = index + 1
-        return Text(f"{request}|{source}|{index}|" + "x" * (0 if self._rng.random() < 0.6 else self._rng.randrange(300)))
+        return Text(
+            f"{request}|{source}|{index}|" + "x" * (0 if self._rng.random() < 0.6 else self._rng.randrange(300))
+        )
 
     def finish(self, request: RequestId, source: str) -> None:
         """`source` emits no more."""

@@ -114,16 +114,20 @@ class CoordinatorProcess(Process):
         self._entered: set[RequestId] = set()
 
     def start(self) -> None:
+        """Say hello."""
         self.world.trace("up:", self)
 
     def successor(self) -> Process:
+        """Return the process that comes after the death of this one."""
         return CoordinatorProcess(self.world)
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        """Take a frame."""
         self.carry(self.core.on_frame(sender, frame, self.world.now))
         self.check()
 
     def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
         self.carry(self.core.on_timer(key, self.world.now))
         self.check()
 
@@ -151,6 +155,7 @@ class CoordinatorProcess(Process):
                 if request in self._entered:
                     raise Violation(f"{request} ended and came back")
                 self._entered.add(request)
+                self.world.num_adopted += requests[request].is_adopted
             self._live = set(requests)
         ended = core._ended["done"] + core._ended["failed"] + core._ended["cancelled"]
         num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
@@ -170,12 +175,13 @@ class CoordinatorProcess(Process):
                 raise Violation(f"limits of {name} are passed: {counts}")
 
     def held(self) -> str:
+        """Tell what is held; empty for nothing."""
         core = self.core
         if core._requests:
             return f"coordinator holds {list(core._requests.values())}"
         if core._bindings.total or core._health._rounds or len(core._tombstones) > MAX_TOMBSTONES:
             return "coordinator holds bindings or health rounds or too many tombstones"
-        if any(a.counts.in_flight or a.counts.queued or len(a._heap) > 16 for a in core._admission.values()):  # noqa: PLR2004
+        if any(a.counts.in_flight or a.counts.queued or len(a._heap) > 16 for a in core._admission.values()):
             return "coordinator holds places"
         return self._held_timers()
 
@@ -186,6 +192,7 @@ class _MemberProcess(Process):
     member: Member
 
     def start(self) -> None:
+        """Say hello."""
         self.carry(self.member.start(self.world.now))
         self.world.after(self.world.rng.random() * 0.002, self._ready)
 
@@ -194,6 +201,7 @@ class _MemberProcess(Process):
             self.carry(self.member.ready())
 
     def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
         if key[0] != "heartbeat":
             raise Violation(f"{self.name} has an unknown timer {key}")
         self.carry(self.member.on_timer(self.world.now))
@@ -232,9 +240,11 @@ class StageProcess(_MemberProcess):
         self.engine = ScriptedEngine(self)
 
     def successor(self) -> Process:
+        """Return the process that comes after the death of this one."""
         return StageProcess(self.world, self.stage, self._replica)
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        """Take a frame."""
         if isinstance(frame, _MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame))
             return
@@ -282,6 +292,7 @@ class StageProcess(_MemberProcess):
             raise Violation(f"{request} has {'no ' if live.is_blocked else ''}credit at {self.name} and is not told")
 
     def held(self) -> str:
+        """Tell what is held; empty for nothing."""
         core = self.core
         if core._live or core._scheduler._entries or self.engine.num_held:
             live = {request: live.state for request, live in core._live.items()}
@@ -302,17 +313,22 @@ class GatewayProcess(_MemberProcess):
         self.application = Application(self, requests)
 
     def start(self) -> None:
+        """Say hello."""
         super().start()
         self.application.start()
 
     def successor(self) -> Process:
+        """Return the process that comes after the death of this one."""
         return GatewayProcess(self.world, self.name, self.application.not_begun)
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        """Take a frame."""
         if isinstance(frame, _MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame))
             if isinstance(frame, Introduce):
                 self.carry(self.core.on_coordinator_changed())
+            elif isinstance(frame, Lost):
+                self.carry(self.core.on_peer_lost(frame.peer))
             return
         self.carry(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
         request = getattr(frame, "request", None)
@@ -338,6 +354,7 @@ class GatewayProcess(_MemberProcess):
                 check_in_edge(edge, call.route.edges[number].window_chunks, call.route.edges[number].window_bytes)
 
     def held(self) -> str:
+        """Tell what is held; empty for nothing."""
         core = self.core
         if core._calls or core._cancelling or core._asked:
             return f"{self.name} holds {list(core._calls)}, cancels {list(core._cancelling)}, asked {core._asked}"

@@ -41,6 +41,9 @@ GRAPHS: dict[str, Graph] = {
 }
 """Pipelines by name: (source, port, target, port)."""
 
+MAX_REQUESTS = 4
+"""In one schedule."""
+
 FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
 Reader = Literal["fast", "slow", "stuck"]
 
@@ -156,10 +159,13 @@ def draw(rng: Random) -> Scenario:
     """Draw a scenario: small, since many small ones find more than a few large ones."""
     names = rng.sample(tuple(GRAPHS), k=2) if rng.random() < 0.15 else [rng.choice(tuple(GRAPHS))]
     pipelines = {name: _pipeline(name, rng) for name in names}
+    is_branching = any(pipeline.is_branching for pipeline in pipelines.values())
     stages: dict[str, StagePlan] = {}
     for pipeline in pipelines.values():
         for stage in pipeline.stages:
-            width = rng.choice((1, 2, 4))
+            # Where requests need slots of several stages at once, in no common order, a slot for each must exist:
+            # see `Pipeline.is_branching`.
+            width = MAX_REQUESTS if is_branching else rng.choice((1, 2, 4))
             stages[stage] = StagePlan(
                 shape=rng.choice(tuple(EngineShape)),
                 replicas=2 if rng.random() < 0.15 else 1,
@@ -168,10 +174,10 @@ def draw(rng: Random) -> Scenario:
             )
     num_gateways = 2 if rng.random() < 0.15 else 1
     requests: list[list[RequestPlan]] = [[] for _ in range(num_gateways)]
-    for number in range(rng.randrange(1, 5)):
+    for number in range(rng.randrange(1, MAX_REQUESTS + 1)):
         pipeline = pipelines[rng.choice(names)]
         rng.choice(requests).append(_request(f"r{number}", pipeline, rng))
-    num_faults = rng.choice((0, 0, 0, 1, 1, 2))
+    num_faults = rng.choice((0, 0, 1, 1, 2))
     return Scenario(
         pipelines=pipelines,
         stages=stages,

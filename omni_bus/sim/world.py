@@ -1,7 +1,6 @@
 """A virtual deployment around the real cores: one clock, links with delays, processes that come and go.
 
-Everything that happens is an entry of one heap ordered by virtual time; delays come from the schedule's seed, so each seed
-is another interleaving and each can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
+Everything that happens is an entry of one heap, ordered by virtual time; delays come from the seed, so each seed is another interleaving and can be replayed. Links are FIFO, as ZeroMQ's are; between links nothing is ordered.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ class World:
         self.ledger = Ledger(self.rng)
         self.now = 0.0
         self.num_steps = 0
+        self.num_adopted = 0
         self.processes: dict[str, Process] = {}
-        self.held_frames: list[tuple[Process, Peer, AnyFrame]] = []
+        self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
         self._is_traced = trace
         self._heap: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
@@ -119,8 +119,7 @@ class World:
         """Nothing is under way but heartbeats; once these had their time to heal, nothing may be held either."""
         left = self._left()
         if left and self.now <= self.faults.last_at + 4 * MISSED_HEARTBEATS * self.scenario.heartbeat_s:
-            if self.now <= MAX_TIME_S and self._heap:
-                return False
+            return False
         if left:
             raise Violation(f"at rest, but {left}")
         return True
@@ -136,8 +135,7 @@ class World:
         link = (source.name, source.peer.incarnation, target.actor, target.incarnation)
         at = self.now + self.rng.expovariate(1 / self.scenario.delay_s)
         last = self._links.get(link, 0.0)
-        if at < last:
-            at = last
+        at = max(at, last)
         if self._stalled:
             at = max(at, self._stalled.get(link, 0.0))
         self._links[link] = at
@@ -149,7 +147,7 @@ class World:
         process = self.processes.get(target.actor)
         if target.actor == COORDINATOR and process is not None and not process.is_alive:
             if not self.loses_frames:
-                self.held_frames.append((source, target, frame))
+                self.held_frames.append((source, target, frame, link))
             return
         if process is None or not process.is_alive or target.incarnation not in {0, process.peer.incarnation}:
             return
@@ -160,8 +158,8 @@ class World:
     def release_held(self) -> None:
         """Give a new coordinator what queued up for the former one."""
         held, self.held_frames = self.held_frames, []
-        for source, target, frame in held:
-            self.send(source, target, frame)
+        for source, target, frame, link in held:
+            self._deliver(source, target, frame, link)
 
     def cut(self, process: Process) -> None:
         """A process died: of what it had sent, each link delivers a part, from the beginning."""
@@ -178,7 +176,9 @@ class World:
     def trace(self, what: str, process: Process, about: object = "") -> None:
         """Write a line, if asked to."""
         if self._is_traced:
-            sys.stdout.write(f"{self.num_steps:6} {self.now:10.5f} {what} {process.name}#{process.peer.incarnation} {about}\n")
+            sys.stdout.write(
+                f"{self.num_steps:6} {self.now:10.5f} {what} {process.name}#{process.peer.incarnation} {about}\n"
+            )
 
 
 def run(seed: int, *, trace: bool = False) -> World:

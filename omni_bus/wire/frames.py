@@ -7,8 +7,6 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
-# msgspec hands `frozen` down, which type checkers don't know of.
-# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

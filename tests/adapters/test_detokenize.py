@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def _as_bytes(text: str) -> str:
 
 
 TOKENIZER = make_tokenizer()
-SPECIAL = TOKENIZER.token_to_id("<end>")
+SPECIAL: Any = TOKENIZER.token_to_id("<end>")
 
 
 # --- detokenizing -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers.generation.logits_process import TopPLogitsWarper
@@ -11,8 +13,8 @@ PROMPT = [1, 2, 3]
 END = 0
 
 
-def make_choice(prompt: list[int] = PROMPT, **params: object) -> TokenChoice:
-    return TokenChoice(SamplingParams(**params), prompt, frozenset({END}), "cpu")  # pyright: ignore[reportArgumentType]
+def make_choice(prompt: Any = PROMPT, **params: Any) -> TokenChoice:
+    return TokenChoice(SamplingParams(**params), prompt, frozenset({END}), "cpu")
 
 
 def choose_many(choice: TokenChoice, logits: torch.Tensor, times: int) -> list[int]:

@@ -1,0 +1,686 @@
+from typing import Any
+
+import pytest
+
+from omni_bus.core.coordinator import CANCEL_RETRY_S, TRANSITIONS, CoordinatorCore, State
+from omni_bus.core.effects import DropTimer, Forget, Send, SetTimer
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import ErrorInfo
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import (
+    PROTOCOL_VERSION,
+    Admin,
+    AdminReply,
+    Admit,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Inquire,
+    Introduce,
+    Lost,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Refused,
+    Reject,
+    Route,
+    RouteEdge,
+    Submit,
+    Welcome,
+)
+
+LLM, VOICE, GATEWAY = Peer("llm.0", 1, "l"), Peer("voice.0", 2, "v"), Peer("gateway.0", 3, "g")
+EDGES = (
+    RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
+    RouteEdge("llm", "text", "out", "text", "text", 4, 4096),
+    RouteEdge("llm", "text", "voice", "text", "text", 4, 4096),
+    RouteEdge("voice", "audio", "out", "audio", "text", 4, 4096),
+)
+PATIENCE_S = 5.0
+
+
+class Deployment:
+    """A coordinator, and the frames that it sent to each actor."""
+
+    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset()):
+        pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s)
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline})
+        self.now = 0.0
+        self.sent: list[Any] = []
+        self.forgotten: list[Peer] = []
+        self.timers: dict[tuple[str, str], float] = {}
+
+    def take(self, effects):
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.sent.append(effect)
+                case SetTimer(key=key, at=at):
+                    self.timers[key] = at
+                case DropTimer(key=key):
+                    self.timers.pop(key, None)
+                case Forget(peer=peer):
+                    self.forgotten.append(peer)
+                case _:
+                    pass
+
+    def frame(self, peer, frame):
+        self.take(self.core.on_frame(peer.sender, frame, self.now))
+
+    def join(self, *peers, is_ready=True, live=()):
+        for peer in peers:
+            stage = peer.actor.partition(".")[0]
+            role = "gateway" if stage == "gateway" else "stage"
+            replica = int(peer.actor.partition(".")[2])
+            stage = "" if role == "gateway" else stage
+            self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, replica, is_ready, live))
+
+    def submit(self, *requests, outputs=("text",), **fields):
+        for request in requests:
+            self.frame(GATEWAY, Submit(request, "chat", outputs, **fields))
+
+    def to(self, peer, kind) -> list[Any]:
+        """Take the frames of a kind that were sent to a peer since the last call."""
+        found = [send.frame for send in self.sent if send.peer == peer and isinstance(send.frame, kind)]
+        self.sent = [send for send in self.sent if not (send.peer == peer and isinstance(send.frame, kind))]
+        return found
+
+    def wait_until(self, at):
+        while self.timers:
+            key = min(self.timers, key=lambda key: self.timers[key])
+            if self.timers[key] > at:
+                break
+            self.now = max(self.now, self.timers.pop(key))
+            self.take(self.core.on_timer(key, self.now))
+        self.now = at
+
+    def is_clean(self):
+        core = self.core
+        counts = core._admission["chat"].counts
+        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        return not (core.num_live or core._bindings.total or counts.in_flight or counts.queued or kinds)
+
+
+@pytest.fixture
+def up() -> Deployment:
+    deployment = Deployment()
+    deployment.join(LLM, VOICE, GATEWAY)
+    return deployment
+
+
+def route(request="r", **stages) -> Route:
+    stages = stages or {"llm": LLM, "voice": VOICE}
+    edges = EDGES if "voice" in stages else EDGES[:2]
+    return Route(request, "chat", GATEWAY, stages, edges)
+
+
+def codes(frames) -> list[str]:
+    return [frame.error.code for frame in frames]
+
+
+# --- membership ---------------------------------------------------------------------------------------------
+
+
+def test_hello_is_welcomed_and_another_version_refused():
+    deployment = Deployment()
+    deployment.join(LLM)
+    deployment.frame(VOICE, Hello(PROTOCOL_VERSION + 1, VOICE, "stage", "voice"))
+
+    assert deployment.to(LLM, Welcome)[0].coordinator == Peer("coordinator", 9, "c")
+    assert "version" in deployment.to(VOICE, Refused)[0].error.message
+
+
+def test_stranger_is_asked_to_introduce_itself():
+    deployment = Deployment()
+    deployment.frame(LLM, Heartbeat("there"))
+    deployment.frame(LLM, Ready())
+
+    assert deployment.sent == [Send(Peer("llm.0", 1, "there"), Introduce())]
+
+
+def test_silent_actor_is_lost_after_five_beats(up):
+    up.now = 3.0
+    up.frame(LLM, Heartbeat("l"))
+    up.wait_until(PATIENCE_S)
+    assert up.forgotten == [VOICE, GATEWAY]
+    assert up.to(LLM, Lost) == [Lost(VOICE), Lost(GATEWAY)]
+
+    up.wait_until(3.0 + PATIENCE_S)
+
+    assert up.forgotten == [VOICE, GATEWAY, LLM]
+
+
+def test_new_incarnation_replaces_the_former(up):
+    up.submit("r")
+    successor = Peer("llm.0", 77, "l")
+    up.join(successor)
+
+    assert up.forgotten == [LLM]
+    assert up.to(GATEWAY, Lost) == [Lost(LLM)]
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
+    up.submit("s")
+    assert up.to(GATEWAY, Admit)[-1].route.stages == {"llm": successor}
+
+
+def test_stage_holding_more_than_is_bound_is_asked_for_its_list(up):
+    up.submit("r")
+    up.frame(LLM, Heartbeat("l", 1))
+    assert up.to(LLM, Introduce) == []
+
+    up.frame(LLM, Heartbeat("l", 2))
+
+    assert up.to(LLM, Introduce) == [Introduce()]
+
+
+def test_progress_and_readiness_show_in_status(up):
+    starting = Peer("llm.1", 4, "x")
+    up.join(starting, is_ready=False)
+    up.frame(starting, Progress("weights", 0.5))
+    up.submit("r")
+    up.frame(GATEWAY, Admin(5, "status"))
+
+    (reply,) = up.to(GATEWAY, AdminReply)
+    rows = {row["actor"]: row for row in reply.result["actors"]}
+    assert (rows["llm.1"]["phase"], rows["llm.1"]["fraction"], rows["llm.1"]["is_ready"]) == ("weights", 0.5, False)
+    assert rows["llm.0"]["outstanding"] == 1
+    assert reply.result["requests"]["live"] == 1
+
+
+def test_unknown_operation_names_the_known_ones(up):
+    up.frame(GATEWAY, Admin(5, "helth"))
+
+    (reply,) = up.to(GATEWAY, AdminReply)
+    assert "did you mean 'health'" in reply.error.message
+
+
+def test_health_asks_everybody_once(up):
+    up.frame(GATEWAY, Admin(5, "health"))
+    for peer in (LLM, VOICE):
+        (ping,) = up.to(peer, Ping)
+        up.frame(peer, Pong(ping.nonce))
+
+    (reply,) = up.to(GATEWAY, AdminReply)
+    assert [row["is_live"] for row in reply.result] == [True, True]
+    assert up.is_clean()
+
+
+# --- one request --------------------------------------------------------------------------------------------
+
+
+def test_admitted_request_is_bound_to_needed_stages_only(up):
+    up.submit("r")
+    up.submit("s", outputs=("audio",))
+
+    admits = up.to(GATEWAY, Admit)
+    assert admits[0].route.stages == {"llm": LLM}
+    assert admits[0].route.edges == EDGES[:2]
+    assert admits[1].route.stages == {"llm": LLM, "voice": VOICE}
+
+
+def test_request_ends_once_all_stages_are_done(up):
+    up.submit("r", outputs=())
+    up.frame(LLM, Done("r"))
+    assert up.core.num_live == 1
+    up.frame(LLM, Done("r"))
+    up.frame(VOICE, Done("r"))
+
+    assert up.is_clean()
+    assert up.to(GATEWAY, Failed) == []
+    up.frame(VOICE, Done("r"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"outputs": ("txt",)}, "unknown_name"),
+        ({"timeout_s": 0.0}, "deadline_exceeded"),
+        ({"timeout_s": -1.0}, "deadline_exceeded"),
+    ],
+)
+def test_bad_submits_are_rejected_with_a_reason(up, fields, code):
+    up.submit("r", **fields)
+
+    assert codes(up.to(GATEWAY, Reject)) == [code]
+    assert up.is_clean()
+
+
+def test_unknown_pipeline_is_rejected(up):
+    up.frame(GATEWAY, Submit("r", "chta", ()))
+
+    assert "did you mean 'chat'" in up.to(GATEWAY, Reject)[0].error.message
+
+
+def test_used_id_is_rejected_also_after_the_end(up):
+    up.submit("r")
+    up.submit("r")
+    up.frame(LLM, Done("r"))
+    up.submit("r")
+
+    assert codes(up.to(GATEWAY, Reject)) == ["bad_input", "bad_input"]
+
+
+def test_missing_stage_is_refused_at_once():
+    deployment = Deployment()
+    deployment.join(LLM, GATEWAY)
+    deployment.join(VOICE, is_ready=False)
+    deployment.submit("r", outputs=())
+
+    (reject,) = deployment.to(GATEWAY, Reject)
+    assert (reject.error.code, reject.error.stage, reject.error.is_retry_safe) == ("unavailable", "voice", True)
+    deployment.frame(VOICE, Ready())
+    deployment.submit("s", outputs=())
+    assert len(deployment.to(GATEWAY, Admit)) == 1
+
+
+def test_deadline_cancels_stages_and_tells_the_client(up):
+    up.submit("r", timeout_s=2.0)
+    up.submit("s", timeout_s=4.0)
+    for peer in (LLM, VOICE, GATEWAY):
+        up.frame(peer, Heartbeat("x"))
+    up.wait_until(2.0)
+
+    assert codes(up.to(GATEWAY, Failed)) == ["deadline_exceeded"]
+    assert up.to(LLM, Cancel) == [Cancel("r", "deadline_exceeded")]
+    up.frame(LLM, Cancelled("r", 1))
+    up.frame(LLM, Done("s"))
+    assert up.is_clean()
+
+
+def test_pipeline_deadline_counts_waiting_time():
+    deployment = Deployment(max_in_flight=1, timeout_s=3.0)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("r", "s")
+    deployment.now = 1.0
+    deployment.frame(LLM, Done("r"))
+
+    assert [admit.route.timeout_s for admit in deployment.to(GATEWAY, Admit)] == [3.0, 2.0]
+
+
+# --- cancel -------------------------------------------------------------------------------------------------
+
+
+def test_cancel_is_acknowledged_when_every_stage_let_go(up):
+    up.submit("r", outputs=())
+    up.frame(GATEWAY, Cancel("r", "gone"))
+    assert [up.to(peer, Cancel) for peer in (LLM, VOICE)] == [[Cancel("r", "cancelled")]] * 2
+    up.frame(LLM, Cancelled("r", 1))
+    assert up.to(GATEWAY, Cancelled) == []
+
+    up.frame(VOICE, Cancelled("r", 1))
+
+    assert up.to(GATEWAY, Cancelled) == [Cancelled("r", 2)]
+    assert up.to(GATEWAY, Failed) == []
+    assert up.is_clean()
+
+
+def test_cancel_is_repeated_until_answered(up):
+    up.submit("r")
+    up.frame(GATEWAY, Cancel("r"))
+    for number in range(1, 4):
+        up.wait_until(number * CANCEL_RETRY_S)
+
+    assert len(up.to(LLM, Cancel)) == 4
+    up.frame(LLM, Cancelled("r"))
+    assert up.is_clean()
+
+
+def test_cancel_of_a_waiting_request_is_answered_at_once():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("r", "s")
+    deployment.frame(GATEWAY, Cancel("s"))
+
+    assert deployment.to(GATEWAY, Cancelled) == [Cancelled("s", 0)]
+    assert deployment.to(GATEWAY, Reject) == []
+
+
+def test_cancel_of_an_unknown_request_is_answered(up):
+    up.frame(GATEWAY, Cancel("zzz"))
+
+    assert up.to(GATEWAY, Cancelled) == [Cancelled("zzz", 0)]
+
+
+def test_stranger_may_not_cancel(up):
+    other = Peer("gateway.1", 8, "o")
+    up.join(other)
+    up.submit("r")
+    up.frame(other, Cancel("r"))
+
+    assert up.to(LLM, Cancel) == []
+    assert up.core.num_live == 1
+
+
+def test_failure_of_one_stage_cancels_the_others(up):
+    up.submit("r", outputs=())
+    up.frame(LLM, Failed("r", ErrorInfo("stage_failed", "out of memory", stage="llm")))
+
+    (failed,) = up.to(GATEWAY, Failed)
+    assert (failed.error.message, failed.error.stage) == ("out of memory", "llm")
+    assert up.to(LLM, Cancel) == []
+    assert len(up.to(VOICE, Cancel)) == 1
+    up.frame(VOICE, Cancelled("r"))
+    assert up.is_clean()
+
+
+def test_stage_that_lets_go_unasked_ends_the_request(up):
+    """A former coordinator's cancel reached it; the others would wait for its output for ever."""
+    up.submit("r", outputs=())
+    up.frame(LLM, Cancelled("r", 1))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["cancelled"]
+    assert len(up.to(VOICE, Cancel)) == 1
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+def test_requests_beyond_the_limits_wait_then_are_refused():
+    deployment = Deployment(max_in_flight=1, max_queued=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a", "b", "c")
+    assert codes(deployment.to(GATEWAY, Reject)) == ["overloaded"]
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["a"]
+
+    deployment.frame(LLM, Done("a"))
+
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
+
+
+def test_work_goes_to_the_replica_with_least_of_it(up):
+    second = Peer("llm.1", 4, "x")
+    up.join(second)
+    up.submit("a", "b", "c")
+    up.frame(second, Done("b"))
+    up.submit("d")
+
+    assert [admit.route.stages["llm"] for admit in up.to(GATEWAY, Admit)] == [LLM, second, LLM, second]
+
+
+def test_long_queue_is_refused_without_nesting():
+    """A stage is lost while thousands wait for it."""
+    deployment = Deployment(max_in_flight=1, max_queued=5000)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit(*(f"r{number}" for number in range(5001)))
+
+    deployment.frame(LLM, Goodbye())
+
+    assert len(deployment.to(GATEWAY, Reject)) == 5000
+    assert deployment.is_clean()
+
+
+def test_draining_refuses_waiting_and_new_requests_and_lets_others_run():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a", "b")
+    deployment.take(deployment.core.drain(0.0))
+    deployment.submit("c")
+    assert codes(deployment.to(GATEWAY, Reject)) == ["unavailable", "unavailable"]
+    assert deployment.core.num_live == 1
+
+    deployment.take(deployment.core.cut(1.0))
+
+    assert codes(deployment.to(GATEWAY, Failed)) == ["unavailable"]
+    deployment.frame(LLM, Cancelled("a"))
+    assert deployment.is_clean()
+
+
+# --- loss ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("non_idempotent", [frozenset(), frozenset({"voice"})])
+def test_lost_stage_ends_its_requests_and_only_the_living_are_awaited(non_idempotent):
+    deployment = Deployment(non_idempotent=non_idempotent)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("r", outputs=())
+    deployment.submit("text only")
+    deployment.frame(VOICE, Goodbye())
+
+    (failed,) = deployment.to(GATEWAY, Failed)
+    assert (failed.request, failed.error.stage) == ("r", "voice")
+    assert failed.error.is_retry_safe == (not non_idempotent)
+    assert deployment.to(VOICE, Cancel) == []
+    deployment.frame(LLM, Cancelled("r"))
+    deployment.frame(LLM, Done("text only"))
+    assert deployment.is_clean()
+
+
+def test_client_hears_of_its_requests_before_the_loss(up):
+    up.submit("r")
+    up.frame(LLM, Goodbye())
+
+    kinds = [type(send.frame) for send in up.sent if send.peer == GATEWAY]
+    assert kinds.index(Failed) < kinds.index(Lost)
+
+
+def test_lost_gateway_cancels_its_requests_and_is_told_nothing():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("r", "waiting")
+    deployment.frame(GATEWAY, Cancel("r"))
+    deployment.frame(GATEWAY, Goodbye())
+    deployment.frame(LLM, Cancelled("r"))
+
+    assert deployment.to(GATEWAY, Cancelled) == []
+    assert deployment.is_clean()
+
+
+def test_actor_that_changes_its_stage_has_left(up):
+    up.submit("r")
+    up.frame(LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "voice", 1, is_ready=True))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
+    assert up.core._membership.replicas("llm") == []
+
+
+# --- a new coordinator --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(GATEWAY, LLM, VOICE), (LLM, VOICE, GATEWAY), (VOICE, GATEWAY, LLM)], ids=str)
+def test_running_request_is_taken_over_and_ends_normally(order):
+    deployment = Deployment()
+    for peer in order:
+        deployment.join(peer, live=(route(),))
+    assert deployment.core._bindings.total == 2
+    assert deployment.core._admission["chat"].counts.in_flight == 1
+
+    deployment.frame(LLM, Done("r"))
+    deployment.frame(VOICE, Done("r"))
+
+    assert deployment.is_clean()
+    assert deployment.to(GATEWAY, Failed) == []
+
+
+def test_stage_that_was_done_before_is_asked_and_not_waited_for():
+    deployment = Deployment()
+    deployment.join(VOICE, live=(route(),))
+    deployment.join(LLM)
+    assert deployment.to(LLM, Inquire) == [Inquire("r")]
+    deployment.frame(LLM, Done("r"))
+    deployment.frame(VOICE, Done("r"))
+
+    assert deployment.is_clean()
+
+
+def test_stage_done_before_another_says_hello_ends_nothing_early():
+    deployment = Deployment()
+    deployment.join(LLM, live=(route(),))
+    deployment.frame(LLM, Done("r"))
+    deployment.join(VOICE, live=(route(),))
+
+    assert deployment.to(VOICE, Cancel) == []
+    assert deployment.core.num_live == 1
+
+
+def test_failure_that_the_former_coordinator_lost_reaches_the_client():
+    deployment = Deployment()
+    deployment.join(LLM)
+    deployment.join(GATEWAY, live=(route(llm=LLM),))
+    assert deployment.to(LLM, Inquire) == [Inquire("r")]
+
+    deployment.frame(LLM, Failed("r", ErrorInfo("stage_failed", "x")))
+
+    assert codes(deployment.to(GATEWAY, Failed)) == ["stage_failed"]
+    assert deployment.is_clean()
+
+
+@pytest.mark.parametrize(("absent", "code"), [(VOICE, "stage_lost"), (LLM, "stage_lost")])
+def test_stage_that_never_comes_is_lost(absent, code):
+    deployment = Deployment()
+    present = [peer for peer in (LLM, VOICE) if peer != absent]
+    deployment.join(GATEWAY, *present, live=(route(),))
+    deployment.now = 4.0
+    for peer in (GATEWAY, *present):
+        deployment.frame(peer, Heartbeat("x"))
+    deployment.wait_until(PATIENCE_S)
+
+    assert codes(deployment.to(GATEWAY, Failed)) == [code]
+    for peer in present:
+        assert len(deployment.to(peer, Cancel)) == 1
+        deployment.frame(peer, Cancelled("r"))
+    assert deployment.is_clean()
+
+
+def test_gateway_that_never_comes_cancels():
+    deployment = Deployment()
+    deployment.join(LLM, live=(route(llm=LLM),))
+    deployment.now = 4.0
+    deployment.frame(LLM, Heartbeat("l", 1))
+    deployment.wait_until(PATIENCE_S)
+
+    assert len(deployment.to(LLM, Cancel)) == 1
+    deployment.frame(LLM, Cancelled("r"))
+    assert deployment.is_clean()
+
+
+def test_gateway_that_gave_up_meanwhile_is_asked():
+    deployment = Deployment()
+    deployment.join(GATEWAY)
+    deployment.join(LLM, live=(route(llm=LLM),))
+    assert deployment.to(GATEWAY, Inquire) == [Inquire("r")]
+
+    deployment.frame(GATEWAY, Cancel("r", "ended"))
+
+    assert len(deployment.to(LLM, Cancel)) == 1
+
+
+def test_cancel_before_the_stage_says_hello_is_remembered():
+    deployment = Deployment()
+    deployment.join(GATEWAY)
+    deployment.frame(GATEWAY, Cancel("r"))
+    deployment.join(LLM, live=(route(llm=LLM),))
+
+    assert len(deployment.to(LLM, Cancel)) == 1
+    assert deployment.is_clean()
+
+
+def test_evicted_gateway_learns_how_its_requests_ended(up):
+    up.submit("r")
+    up.frame(GATEWAY, Goodbye())
+    up.frame(LLM, Cancelled("r"))
+    up.to(GATEWAY, Failed)
+
+    up.join(GATEWAY, live=(route(llm=LLM),))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["cancelled"]
+    assert up.is_clean()
+
+
+def test_evicted_gateway_waits_for_chunks_under_way_from_the_living_only(up):
+    up.submit("r")
+    up.frame(LLM, Done("r"))
+    up.frame(GATEWAY, Goodbye())
+    up.join(GATEWAY, live=(route(llm=LLM),))
+    assert up.to(GATEWAY, Failed) == []
+
+    up.frame(GATEWAY, Goodbye())
+    up.frame(LLM, Goodbye())
+    up.join(GATEWAY, live=(route(llm=LLM),))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
+
+
+def test_evicted_stage_must_let_go_of_what_ended_without_it(up):
+    up.submit("r", outputs=())
+    up.frame(LLM, Goodbye())
+    up.to(LLM, Cancel)
+    up.join(LLM, live=(route(),))
+
+    assert len(up.to(LLM, Cancel)) == 1
+    up.frame(VOICE, Cancelled("r"))
+    assert up.core.num_live == 1, "the evicted stage still has it"
+    up.frame(LLM, Cancelled("r"))
+    assert up.is_clean()
+
+
+def test_request_of_a_pipeline_that_is_gone_ends():
+    deployment = Deployment()
+    gone = Route("r", "former", GATEWAY, {"llm": LLM}, EDGES[:2])
+    deployment.join(LLM, GATEWAY, live=(gone,))
+
+    assert len(deployment.to(LLM, Cancel)) == 1
+    assert codes(deployment.to(GATEWAY, Failed)) == ["unknown_name"]
+
+
+# --- the transition table -----------------------------------------------------------------------------------
+
+
+def test_every_state_leads_to_the_end():
+    assert set(TRANSITIONS) == set(State)
+    for state in State:
+        at, steps = state, 0
+        while at is not None:
+            at, steps = list(TRANSITIONS[at].values())[-1], steps + 1
+            assert steps <= len(State)
+
+
+def in_state(state: State) -> Deployment:
+    """A deployment whose request 'r' is in a state."""
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    if state is State.QUEUED:
+        deployment.submit("other")
+    deployment.submit("r", outputs=(), timeout_s=50.0)
+    if state is State.ENDING:
+        deployment.take(deployment.core.on_timer(("deadline", "r"), 50.0))
+    assert deployment.core._requests["r"].state is state
+    return deployment
+
+
+EVENTS = [
+    (LLM, Done("r")),
+    (LLM, Cancelled("r", 1)),
+    (LLM, Failed("r", ErrorInfo("stage_failed", "x"))),
+    (LLM, Cancel("r")),
+    (LLM, Goodbye()),
+    (LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "llm", 0, is_ready=True, live=(route(),))),
+    (VOICE, Done("r")),
+    (VOICE, Cancelled("r")),
+    (GATEWAY, Cancel("r")),
+    (GATEWAY, Submit("r", "chat", ())),
+    (GATEWAY, Goodbye()),
+    (GATEWAY, Done("r")),
+    ("timer", ("deadline", "r")),
+    ("timer", ("cancel", "r")),
+    ("timer", ("adopted", "r")),
+]
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_no_event_leaves_the_transition_table(state):
+    """Each triple of events in each state: a move that the table does not know would raise."""
+    for first in EVENTS:
+        for second in EVENTS:
+            for third in EVENTS:
+                deployment = in_state(state)
+                for who, what in (first, second, third):
+                    if who == "timer":
+                        deployment.take(deployment.core.on_timer(what, deployment.now))
+                    else:
+                        deployment.frame(who, what)
+                ended = [send for send in deployment.sent if isinstance(send.frame, Failed) and send.peer == GATEWAY]
+                assert len([send for send in ended if send.frame.request == "r"]) <= 1

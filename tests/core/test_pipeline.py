@@ -1,0 +1,52 @@
+import pytest
+
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import UnknownName
+from omni_bus.wire.frames import RouteEdge
+
+
+def pipeline(*edges: str) -> Pipeline:
+    parsed = []
+    for edge in edges:
+        source, target = edge.split(" -> ")
+        (stage, port), (target_stage, target_port) = source.split("."), target.split(".")
+        parsed.append(RouteEdge(stage, port, target_stage, target_port, "text", 1, 1024))
+    return Pipeline("p", "p", (), tuple(parsed))
+
+
+VOICE_CHAT = pipeline(
+    "in.messages -> llm.prompt", "llm.text -> out.text", "llm.text -> voice.text", "voice.audio -> out.audio"
+)
+
+
+def test_ports_and_stages_come_from_the_edges():
+    assert VOICE_CHAT.inputs == {"messages": "text"}
+    assert VOICE_CHAT.outputs == {"text": "text", "audio": "text"}
+    assert VOICE_CHAT.stages == ("llm", "voice")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "numbers"),
+    [((), [0, 1, 2, 3]), (("text", "audio"), [0, 1, 2, 3]), (("text",), [0, 1]), (("audio",), [0, 2, 3])],
+)
+def test_needed_edges_lead_to_the_wanted_outputs(outputs, numbers):
+    assert VOICE_CHAT.needed(outputs) == tuple(VOICE_CHAT.edges[number] for number in numbers)
+
+
+def test_unknown_output_is_refused_with_the_known_ones():
+    with pytest.raises(UnknownName, match=r"output 'txt'; did you mean 'text'.*audio, text"):
+        VOICE_CHAT.needed(("txt",))
+
+
+@pytest.mark.parametrize(
+    ("edges", "is_branching"),
+    [
+        (("in.a -> x.a", "x.b -> out.b"), False),
+        (("in.a -> x.a", "x.b -> out.b", "x.b -> y.a", "y.b -> out.c"), False),
+        (("in.a -> x.a", "x.b -> y.a", "x.c -> y.b", "y.d -> out.d"), False),
+        (("in.a -> x.a", "x.b -> y.a", "x.b -> z.a", "y.b -> out.y", "z.b -> out.z"), True),
+        (("in.a -> x.a", "in.a -> y.a", "x.b -> z.a", "y.b -> z.b", "z.c -> out.c"), True),
+    ],
+)
+def test_only_stages_with_several_neighbours_branch(edges, is_branching):
+    assert pipeline(*edges).is_branching == is_branching

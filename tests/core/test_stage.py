@@ -1,0 +1,508 @@
+import itertools
+
+import pytest
+
+from omni_bus.core.effects import Abort, Add, Deliver, Feed, Report, Resume, Start, Step, Suspend
+from omni_bus.core.stage import TRANSITIONS, EngineShape, State, stage_failed
+from omni_bus.core.tombstones import MAX_TOMBSTONES
+from omni_bus.engine import Failure, Finished, Output, Starved
+from omni_bus.errors import BadInput, StageFailed
+from omni_bus.ids import Sender
+from omni_bus.sim.pair import ActorPair
+from omni_bus.wire.frames import Cancel, Cancelled, Chunk, Close, Credit, Done, Failed, Finish, Inquire, Open
+from omni_bus.wire.payloads import Text
+
+A, B, C = Text("a"), Text("b"), Text("c")
+
+
+def engine_effects(pair: ActorPair) -> list:
+    """Take what the stage asked of its engine since the last call."""
+    effects, pair.stage_effects = pair.stage_effects, []
+    return [effect for effect in effects if not isinstance(effect, Report)]
+
+
+def events(pair: ActorPair, *some) -> None:
+    pair.from_stage(pair.stage.on_events(some, pair.now))
+    pair.settle()
+
+
+def stepped(pair: ActorPair, *some) -> None:
+    events(pair, *some)
+    pair.from_stage(pair.stage.on_stepped(pair.now))
+    pair.settle()
+
+
+def control(pair: ActorPair, kind: type) -> list:
+    return [frame for frame in pair.control if isinstance(frame, kind)]
+
+
+# --- the three shapes ---------------------------------------------------------------------------------------
+
+
+def test_step_engine_gets_whole_input_then_steps():
+    pair = ActorPair(EngineShape.STEP)
+    pair.open()
+    pair.send("r", A)
+    assert engine_effects(pair) == []
+
+    pair.send("r", B, is_last=True)
+
+    assert engine_effects(pair) == [Add("r", {"prompt": [A, B]}), Step(("r",))]
+
+
+def test_streaming_engine_starts_at_the_open_and_is_fed():
+    pair = ActorPair(EngineShape.STREAMING)
+    pair.open()
+    pair.send("r", A)
+    pair.send("r", B, is_last=True)
+
+    assert engine_effects(pair) == [
+        Start("r"),
+        Feed("r", "prompt", (A,), is_last=False),
+        Feed("r", "prompt", (B,), is_last=False),
+        Feed("r", "prompt", (), is_last=True),
+    ]
+
+
+def test_step_fed_engine_steps_while_input_comes():
+    pair = ActorPair(EngineShape.STEP_FED)
+    pair.open()
+    pair.send("r", A)
+
+    assert engine_effects(pair) == [Add("r", {}), Step(("r",)), Feed("r", "prompt", (A,), is_last=False)]
+
+
+@pytest.mark.parametrize("shape", [EngineShape.STREAMING, EngineShape.STEP_FED])
+def test_input_that_came_before_the_slot_is_fed_with_it(shape):
+    pair = ActorPair(shape, width=1, max_resident=1)
+    pair.open("first")
+    pair.send("first", A)
+    pair.open("second")
+    pair.send("second", B, is_last=True)
+    engine_effects(pair)
+    pair.send("first", is_last=True)
+
+    stepped(pair, Finished("first"))
+
+    fed = [effect for effect in engine_effects(pair) if getattr(effect, "request", "") == "second"]
+    assert fed[-1] == Feed("second", "prompt", (B,), is_last=True)
+
+
+def test_chunks_arrive_in_order_and_the_end_completes_the_request():
+    pair = ActorPair()
+    pair.open()
+    pair.send("r", A, is_last=True)
+    stepped(pair, Output("r", "text", A), Output("r", "text", B))
+    stepped(pair, Finished("r", Finish("length")))
+
+    delivered = [effect.payload for effect in pair.client_effects if isinstance(effect, Deliver)]
+    assert delivered == [A, B]
+    assert pair.client.num_live == 0
+    (done,) = control(pair, Done)
+    assert (done.stats.chunks_in, done.stats.chunks_out, done.stats.bytes_out) == (1, 2, 130)
+    assert pair.stage.stats.done == 1
+    assert pair.stage.live_routes == ()
+
+
+# --- credit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", list(EngineShape))
+def test_request_without_credit_is_suspended_and_resumed(shape):
+    pair = ActorPair(shape, window_chunks=1)
+    pair.open()
+    pair.send("r", A, is_last=True)
+    engine_effects(pair)
+    stepped(pair, Output("r", "text", A), Output("r", "text", B))
+
+    assert pair.stage.stats.suspended == 1
+    expected = [Suspend("r")] if shape is EngineShape.STREAMING else []
+    assert engine_effects(pair) == expected
+
+    pair.from_client(pair.client.consume("r", "text", A))
+    pair.settle()
+
+    assert pair.stage.stats.suspended == 0
+    assert engine_effects(pair)[-1] == (Resume("r") if shape is EngineShape.STREAMING else Step(("r",)))
+
+
+def test_slow_reader_suspends_only_its_own_request():
+    pair = ActorPair(window_chunks=1)
+    for request in ("slow", "quick"):
+        pair.open(request)
+        pair.send(request, is_last=True)
+    stepped(pair, Output("slow", "text", A), Output("slow", "text", B))
+
+    assert engine_effects(pair)[-1] == Step(("quick",))
+
+
+def test_streaming_input_gives_credit_when_taken():
+    pair = ActorPair(EngineShape.STREAMING, window_chunks=1)
+    pair.open()
+    pair.send("r", A, B)
+    assert pair.client.is_blocked("r", "prompt")
+
+    pair.from_stage(pair.stage.on_taken("r", "prompt", A))
+    pair.settle()
+
+    assert not pair.client.is_blocked("r", "prompt")
+
+
+def test_step_fed_input_gives_credit_after_a_step_with_it():
+    pair = ActorPair(EngineShape.STEP_FED, window_chunks=1)
+    pair.open()
+    pair.send("r", A, B)
+    stepped(pair)
+    assert pair.client.is_blocked("r", "prompt"), "that step had begun before the input came"
+
+    stepped(pair)
+
+    assert not pair.client.is_blocked("r", "prompt")
+
+
+def test_suspended_step_fed_request_holds_its_sender_back():
+    pair = ActorPair(EngineShape.STEP_FED, window_chunks=1)
+    pair.open()
+    pair.send("r", A)
+    stepped(pair, Output("r", "text", A), Output("r", "text", B))
+    assert pair.stage.stats.suspended == 1
+    engine_effects(pair)
+
+    pair.send("r", B)
+
+    assert pair.client.is_blocked("r", "prompt")
+    assert engine_effects(pair) == []
+
+
+def test_input_during_a_step_outlives_its_starved():
+    """Else the request would sleep on input that it has."""
+    pair = ActorPair(EngineShape.STEP_FED)
+    pair.open()
+    pair.send("r", A)
+    stepped(pair)
+    engine_effects(pair)
+    pair.send("r", B)
+
+    stepped(pair, Starved("r"))
+
+    assert engine_effects(pair) == [Feed("r", "prompt", (B,), is_last=False), Step(("r",))]
+
+
+def test_starved_request_is_not_stepped_before_input():
+    pair = ActorPair(EngineShape.STEP_FED)
+    pair.open()
+    pair.send("r", A)
+    stepped(pair)
+    engine_effects(pair)
+    stepped(pair, Starved("r"))
+    assert engine_effects(pair) == []
+
+    pair.send("r", B)
+
+    assert engine_effects(pair) == [Feed("r", "prompt", (B,), is_last=False), Step(("r",))]
+
+
+@pytest.mark.parametrize("shape", [EngineShape.STREAMING, EngineShape.STEP_FED])
+def test_engine_that_finishes_early_uses_up_the_rest_unread(shape):
+    pair = ActorPair(shape, window_chunks=1)
+    pair.open()
+    pair.send("r", A, B, C)
+    pair.from_stage(pair.stage.on_events([Finished("r")], 0.0))
+    assert control(pair, Done) == [], "input has not ended"
+
+    pair.settle()
+
+    assert not pair.client.is_blocked("r", "prompt")
+    assert len(control(pair, Done)) == 1
+
+
+# --- cancel and failure -------------------------------------------------------------------------------------
+
+
+def test_cancel_of_a_running_request_is_acknowledged_when_freed():
+    pair = ActorPair()
+    pair.open()
+    pair.send("r", is_last=True)
+    engine_effects(pair)
+    pair.to_stage(Cancel("r"))
+    pair.to_stage(Cancel("r"))
+    assert engine_effects(pair) == [Abort("r")]
+    assert control(pair, Cancelled) == []
+
+    pair.from_stage(pair.stage.on_aborted("r", 0.0))
+
+    assert control(pair, Cancelled) == [Cancelled("r", 1)]
+    assert pair.stage.stats.active == 0
+
+
+def test_aborted_request_is_in_no_further_step_and_its_events_are_ignored():
+    pair = ActorPair()
+    for request in ("a", "b"):
+        pair.open(request)
+        pair.send(request, is_last=True)
+    pair.to_stage(Cancel("a"))
+    engine_effects(pair)
+
+    stepped(pair, Output("a", "text", A), Finished("a"), Failure("a", StageFailed("x")))
+
+    assert engine_effects(pair) == [Step(("b",))]
+    assert control(pair, Done) == control(pair, Failed) == []
+
+
+def test_slot_of_an_aborting_request_stays_taken():
+    pair = ActorPair(width=1, max_resident=1)
+    for request in ("a", "b"):
+        pair.open(request)
+        pair.send(request, is_last=True)
+    pair.to_stage(Cancel("a"))
+    stepped(pair)
+    engine_effects(pair)
+
+    pair.from_stage(pair.stage.on_aborted("a", 0.0))
+
+    assert engine_effects(pair) == [Add("b", {}), Step(("b",))]
+
+
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "gathering"])
+def test_cancel_before_a_slot_is_acknowledged_at_once(is_waiting):
+    pair = ActorPair(width=1, max_resident=1)
+    pair.open("other")
+    pair.send("other", is_last=True)
+    pair.open()
+    pair.send("r", A, is_last=is_waiting)
+
+    pair.to_stage(Cancel("r"))
+
+    assert control(pair, Cancelled) == [Cancelled("r", 0)]
+
+
+def test_cancel_that_overtook_the_open_keeps_the_request_out():
+    pair = ActorPair()
+    pair.open()
+    pair.to_stage(Cancel("r"))
+
+    pair.send("r", A, is_last=True)
+
+    assert control(pair, Cancelled) == [Cancelled("r", 0)]
+    assert pair.stage.live_routes == ()
+    assert engine_effects(pair) == []
+
+
+def test_failure_is_reported_once_and_frees_the_slot():
+    pair = ActorPair()
+    pair.open()
+    pair.send("r", is_last=True)
+
+    stepped(pair, Failure("r", StageFailed("out of memory")), Failure("r", StageFailed("again")))
+
+    (failed,) = control(pair, Failed)
+    assert (failed.error.message, failed.error.stage) == ("out of memory", "stage")
+    assert pair.stage.stats.failed == 1
+    assert pair.stage.stats.active == 0
+
+
+def test_bad_parameters_fail_the_request_alone():
+    def parse(params):
+        if params:
+            raise BadInput("temperature is -1 (at least 0)", field="temperature")
+
+    pair = ActorPair(parse_params=parse)
+    pair.open("bad", {"temperature": -1})
+    pair.open("good")
+    pair.send("bad", is_last=True)
+    pair.send("good", is_last=True)
+
+    (failed,) = control(pair, Failed)
+    assert (failed.request, failed.error.field) == ("bad", "temperature")
+    assert engine_effects(pair) == [Add("good", {}), Step(("good",))]
+
+
+def test_input_over_its_limit_is_refused():
+    pair = ActorPair(max_input_bytes=200)
+    pair.open()
+    pair.send("r", A, B, C, Text("d"))
+
+    (failed,) = control(pair, Failed)
+    assert failed.error.code == "input_too_large"
+    assert pair.stage.stats.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [Chunk("r", 0, 7, A), Close("r", 0, 9), Credit("r", 1, 999, 1)],
+    ids=lambda frame: type(frame).__name__,
+)
+@pytest.mark.parametrize("shape", list(EngineShape))
+def test_frame_that_breaks_the_protocol_fails_its_request(frame, shape):
+    pair = ActorPair(shape)
+    pair.open()
+    pair.send("r", A)
+    pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, frame, 0.0))
+    pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, frame, 0.0))
+
+    assert [failed.error.code for failed in control(pair, Failed)] == ["bad_frame"]
+
+
+def test_frames_of_a_former_incarnation_are_dropped():
+    pair = ActorPair()
+    pair.open()
+    pair.send("r", A)
+    stranger = Sender("client", 999)
+    for frame in (Open(pair.route("other"), 0), Chunk("r", 0, 0, A), Close("r", 0, 0), Credit("r", 1, 5, 5)):
+        pair.from_stage(pair.stage.on_frame(stranger, frame, 0.0))
+
+    assert pair.stage.num_stale_frames == 4
+    assert control(pair, Failed) == []
+    assert len(pair.stage.live_routes) == 1
+
+
+def test_second_open_of_an_edge_fails_the_request():
+    pair = ActorPair()
+    pair.open()
+    pair.send("r", A)
+    pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, Open(pair.route("r"), 0), 0.0))
+
+    assert [failed.error.code for failed in control(pair, Failed)] == ["bad_frame"]
+
+
+# --- a new coordinator --------------------------------------------------------------------------------------
+
+
+def test_inquiry_is_answered_with_how_it_ended():
+    pair = ActorPair()
+    for request in ("done", "failed", "cancelled", "live"):
+        pair.open(request)
+    pair.send("done", is_last=True)
+    stepped(pair, Finished("done"))
+    pair.send("failed", is_last=True)
+    stepped(pair, Failure("failed", StageFailed("x")))
+    pair.to_stage(Cancel("cancelled"))
+    before = pair.control
+    pair.control = []
+
+    for request in ("done", "failed", "cancelled", "live", "never seen"):
+        pair.to_stage(Inquire(request))
+
+    assert [type(frame) for frame in pair.control] == [Done, Failed, Cancelled]
+    assert all(frame in before for frame in pair.control)
+
+
+def test_failed_request_that_is_being_freed_is_not_announced_as_live():
+    """Its end was reported; a new coordinator that asks hears it again."""
+    pair = ActorPair(EngineShape.STREAMING)
+    pair.open()
+    pair.send("r", A)
+    pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, Chunk("r", 0, 9, A), 0.0))
+
+    assert pair.stage.live_routes == ()
+    pair.to_stage(Inquire("r"))
+    assert len(control(pair, Failed)) == 2
+    assert pair.stage.stats.active == 1
+
+
+def test_tombstones_are_bounded():
+    pair = ActorPair()
+    for number in range(MAX_TOMBSTONES + 10):
+        pair.to_stage(Cancel(f"r{number}"))
+
+    assert len(pair.stage._tombstones) == MAX_TOMBSTONES
+
+
+# --- the transition table -----------------------------------------------------------------------------------
+
+
+def into(state: State, shape: EngineShape) -> ActorPair | None:
+    """A pair whose request 'r' is in a state; None where the shape does not know it."""
+    pair = ActorPair(shape, width=1, max_resident=1)
+    if state is State.GATHERING and shape is not EngineShape.STEP:
+        return None
+    if state is State.WAITING:
+        pair.open("other")
+        pair.send("other", is_last=True)
+    pair.open()
+    if state is State.GATHERING:
+        pair.send("r", A)
+        return pair
+    pair.send("r", A, is_last=True)
+    if state is State.FLUSHING:
+        some = [Output("r", "text", A)] * 6
+        stepped(pair, *some, Finished("r"))
+    if state is State.ABORTING:
+        pair.to_stage(Cancel("r"))
+    return pair
+
+
+def acts(pair: ActorPair):
+    """Every public call that may concern a request."""
+    stage, client = pair.stage, pair.client_peer.sender
+    frames = [
+        Open(pair.route("r"), 0),
+        Chunk("r", 0, 1, B),
+        Chunk("r", 0, 0, B),
+        Close("r", 0, 1),
+        Close("r", 0, 2),
+        Credit("r", 1, 5, 5000),
+        Credit("r", 1, 10_000, 1),
+        Cancel("r"),
+        Inquire("r"),
+    ]
+    for frame in frames:
+        yield lambda frame=frame: stage.on_frame(client, frame, 0.0)
+    for event in (Output("r", "text", C), Finished("r"), Starved("r"), Failure("r", StageFailed("x"))):
+        yield lambda event=event: stage.on_events([event], 0.0)
+    yield lambda: stage.on_stepped(0.0)
+    yield lambda: stage.on_aborted("r", 0.0)
+    yield lambda: stage.on_taken("r", "prompt", A)
+
+
+NUM_ACTS = len(list(acts(ActorPair())))
+
+
+@pytest.mark.parametrize("shape", list(EngineShape))
+@pytest.mark.parametrize("state", list(State))
+def test_no_call_leaves_the_transition_table(state, shape):
+    """Each pair of public calls in each state: only moves of the table happen, and the end is reached once."""
+    if into(state, shape) is None:
+        return
+    for first, second in itertools.product(range(NUM_ACTS), repeat=2):
+        pair = into(state, shape)
+        assert pair is not None
+        assert pair.stage._live["r"].state is state
+        for act in (first, second):
+            live = pair.stage._live.get("r")
+            before = None if live is None else live.state
+            pair.from_stage(list(acts(pair))[act]())  # a KeyError here is a move that the table does not know
+            live = pair.stage._live.get("r")
+            if before is None:
+                assert live is None, "an ended request came back"
+            elif live is None:
+                assert None in reachable(before)
+            else:
+                assert live.state is before or live.state in reachable(before)
+        ends = [f for f in pair.control if isinstance(f, Done | Failed) and f.request == "r"]
+        assert len(ends) <= 1 + (8 in {first, second}), "only an inquiry repeats an end"
+
+
+def reachable(state: State) -> set[State | None]:
+    """States that lie after `state`, at any distance."""
+    found: set[State | None] = set()
+    frontier: list[State | None] = [state]
+    while frontier:
+        at = frontier.pop()
+        new = set(TRANSITIONS[at].values()) - found if at is not None else set()
+        found |= new
+        frontier += new
+    return found
+
+
+def test_every_state_leads_to_the_end():
+    assert set(TRANSITIONS) == set(State)
+    assert all(None in reachable(state) for state in State)
+
+
+def test_engine_exceptions_become_stage_failed():
+    error = BadInput("x")
+
+    assert stage_failed(error, "llm") is error
+    assert isinstance(stage_failed(ValueError("boom"), "llm"), StageFailed)
+    assert "llm" in stage_failed(ValueError("boom"), "llm").message

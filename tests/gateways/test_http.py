@@ -1,0 +1,406 @@
+"""What holds for every route: limits, keys, names, errors, and what happens when clients misbehave or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from actors.testing import Running, running
+from gateways.http import HttpOptions, read_keys
+from omni_bus.errors import BadInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAT = "/v1/chat/completions"
+TEXT = """
+[stages.llm]
+adapter = "synthetic-text"
+[pipelines.chat]
+edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
+{pipeline}
+[gateways.openai]
+{gateway}
+"""
+ENDLESS = {"tokens": 1_000_000, "step_time_s": 0.001}
+
+
+def text_deployment(gateway: str = "", pipeline: str = "") -> str:
+    return TEXT.format(gateway=gateway, pipeline=pipeline)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], "sampling_params_list": [{"tokens": 3}]} | fields
+
+
+async def exchange(port: int, sent: bytes) -> bytes:
+    """Send bytes and return everything that comes until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def parse_response(raw: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(rest)
+
+
+async def stage_stats(session: aiohttp.ClientSession, stage: str = "llm") -> dict[str, int]:
+    async with session.get("/health") as response:
+        return (await response.json())["stages"][stage]["replicas"][0]["stats"]
+
+
+async def until(session: aiohttp.ClientSession, stage: str = "llm", **wanted: int) -> dict[str, int]:
+    """Ask the stage itself, round trip by round trip, until it counts this; the test's time limit bounds it."""
+    while True:
+        stats = await stage_stats(session, stage)
+        if all(stats[name] == value for name, value in wanted.items()):
+            return stats
+
+
+async def is_alive(deployment: Running) -> bool:
+    async with aiohttp.ClientSession(deployment.url) as session, session.post(CHAT, json=body()) as response:
+        return (
+            response.status == 200 and (await response.json())["choices"][0]["message"]["content"] == "hi:0 hi:1 hi:2"
+        )
+
+
+# --- bodies -------------------------------------------------------------------------------------------------
+
+
+async def test_large_body_is_refused_before_it_is_sent() -> None:
+    async with running(text_deployment()) as deployment:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50000000\r\n"
+
+        for expect in ("", "Expect: 100-continue\r\n"):
+            status, document = parse_response(await exchange(deployment.port, f"{head}{expect}\r\n".encode()))
+            assert status == 413
+            assert "50000000 bytes came (allowed: at most 33554432)" in document["error"]["message"]
+        assert await is_alive(deployment)
+
+
+async def test_body_of_unsaid_length_is_cut_at_the_limit() -> None:
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 1000
+
+    async with (
+        running(text_deployment("max_body_bytes = 2000")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, data=pieces(), headers={"Content-Type": "application/json"}) as response,
+    ):
+        assert response.status == 413
+        assert "more than 2000 bytes" in (await response.json())["error"]["message"]
+
+
+async def test_expected_body_is_asked_for() -> None:
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, json=body(), expect100=True) as response,
+    ):
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-", "head did not come within 0.1 s"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{",
+            "1 of 100 bytes came",
+        ),
+    ],
+)
+async def test_half_a_request_is_answered_and_closed(sent: bytes, words: str) -> None:
+    async with running(text_deployment("header_timeout_s = 0.1\nbody_timeout_s = 0.1")) as deployment:
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert status == 408
+        assert document["error"]["code"] == 408
+        assert words in document["error"]["message"]
+        assert await is_alive(deployment)
+
+
+async def test_bytes_that_are_no_http_get_an_error_in_shape() -> None:
+    async with running(text_deployment()) as deployment:
+        status, document = parse_response(await exchange(deployment.port, b"\x16\x03\x01 hello\r\n\r\n"))
+
+        assert status == 400
+        assert document["error"]["type"] == "BadRequestError"
+        assert await is_alive(deployment)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "raw", "words"),
+    [
+        ("text/plain", b"{}", "text/plain came (allowed: application/json)"),
+        ("application/json", b'{"messages": [1,}', "byte 16"),
+        ("application/json", b'{"messages": ', "truncated after 13 bytes"),
+        ("application/json", b"", "truncated after 0 bytes"),
+        ("application/json", b"[]", "a JSON array came (allowed: an object)"),
+        ("application/json", b"null", "a JSON null came"),
+        ("application/json", b'{"a": "\xff"}', "UTF-8"),
+        ("application/json", b'{"temperature": NaN}', "byte 16"),
+        ("application/json", b"[" * 100_000, "nested too deeply"),
+    ],
+)
+async def test_body_that_is_no_json_object_is_refused(content_type: str, raw: bytes, words: str) -> None:
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, data=raw, headers={"Content-Type": content_type}) as response,
+    ):
+        assert response.status == 400
+        assert words in (await response.json())["error"]["message"]
+
+
+async def test_damaged_compression_is_the_clients_fault() -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Content-Length": "4"}
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, data=b"nope", headers=headers) as response,
+    ):
+        assert response.status == 400
+
+
+# --- routes, ids, keys --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", "/v1/nope", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)],
+)
+async def test_wrong_route_gets_the_envelope(method: str, path: str, status: int) -> None:
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.request(method, path) as response,
+    ):
+        assert response.status == status
+        assert (await response.json())["error"]["code"] == status
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_request_id_is_carried_through(streamed: bool) -> None:
+    async with running(text_deployment()) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        sent = body(stream=streamed, request_id="from-body")
+        async with session.post(CHAT, json=sent, headers={"X-Request-Id": "abc.1"}) as response:
+            assert response.headers["X-Request-Id"] == "abc.1"
+            assert '"id":"chatcmpl-abc.1"' in await response.text()
+        async with session.post(CHAT, json=sent) as response:
+            assert response.headers["X-Request-Id"] == "from-body"
+            assert '"id":"chatcmpl-from-body"' in await response.text()
+        async with session.post(CHAT, json=sent | {"temperature": 9}, headers={"X-Request-Id": "bad id"}) as response:
+            assert response.status == 400
+            assert response.headers["X-Request-Id"] not in {"", "bad id"}
+
+
+async def test_key_guards_every_v1_route_and_no_other() -> None:
+    async with (
+        running(text_deployment('api_keys = ["one", "two"]')) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        for path, method in (("/v1/models", "GET"), (CHAT, "POST"), ("/v1/nope", "GET")):
+            for header in (
+                {},
+                {"Authorization": "Bearer no"},
+                {"Authorization": "Basic one"},
+                {"Authorization": "one"},
+            ):
+                async with session.request(method, path, json=body(), headers=header) as response:
+                    assert response.status == 401
+                    assert (await response.json())["error"]["type"] == "AuthenticationError"
+        for path in ("/health", "/ping", "/version"):
+            async with session.get(path) as response:
+                assert response.status == 200
+        for header in ("Bearer one", "bearer two", "Bearer  two "):
+            async with session.post(CHAT, json=body(), headers={"Authorization": header}) as response:
+                assert response.status == 200
+
+
+def test_keys_come_from_all_sources(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "keys").write_text("c\n\nd \n")
+    monkeypatch.setenv("OB_KEYS", "b, e")
+    options = HttpOptions(api_keys=("a",), api_key_env="OB_KEYS", api_key_file=str(tmp_path / "keys"))
+
+    assert read_keys(options) == ["a", "b", "e", "c", "d"]
+
+
+def test_named_source_without_a_key_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """A gateway that was meant to be closed never comes up open."""
+    monkeypatch.delenv("OB_KEYS", raising=False)
+    (tmp_path / "empty").write_text("\n")
+    for options in (
+        HttpOptions(api_key_env="OB_KEYS"),
+        HttpOptions(api_key_file=str(tmp_path / "none")),
+        HttpOptions(api_key_file=str(tmp_path / "empty")),
+    ):
+        with pytest.raises(BadInput, match="OB_KEYS|none|empty"):
+            read_keys(options)
+
+
+# --- leaving, slowness, stopping ----------------------------------------------------------------------------
+
+
+async def send_and_leave(deployment: Running, session: aiohttp.ClientSession, sent: dict[str, Any]) -> None:
+    """Close the connection once the stage works on the request and before anything of the answer is read."""
+    payload = json.dumps(sent).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    writer.write(head.encode() + payload)
+    await until(session, active=1)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_leaving_client_frees_the_stage(streamed: bool) -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1\nmax_queued = 1")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        for times in (1, 2, 3):
+            await send_and_leave(deployment, session, body(stream=streamed, sampling_params_list=[ENDLESS]))
+            await until(session, active=0, cancelled=times)
+        assert await is_alive(deployment)
+        assert deployment.gateway.client.requests == {}
+
+
+async def test_queued_request_of_a_client_that_left_never_starts() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1\nmax_queued = 1")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        async with session.post(CHAT, json=body(stream=True, sampling_params_list=[ENDLESS])) as running_response:
+            await running_response.content.readline()
+            queued = asyncio.create_task(session.post(CHAT, json=body()))
+            while len(deployment.gateway.client.requests) < 2:
+                await stage_stats(session)
+            queued.cancel()
+            await asyncio.wait({queued})
+            while len(deployment.gateway.client.requests) > 1:
+                await stage_stats(session)
+        stats = await until(session, active=0, cancelled=1)
+
+        assert await is_alive(deployment)
+        assert stats["done"] == 0
+        assert (await stage_stats(session))["done"] == 1
+
+
+async def test_overload_is_said_at_once_with_a_time() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1\nmax_queued = 0")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, json=body(stream=True, sampling_params_list=[ENDLESS])) as first,
+    ):
+        await first.content.readline()
+        for streamed in (False, True):
+            async with session.post(CHAT, json=body(stream=streamed)) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) >= 1
+                assert (await response.json())["error"]["type"] == "ServiceUnavailableError"
+
+
+async def test_slow_reader_suspends_only_its_own_request() -> None:
+    """Eight megabytes for a client that reads none of them: its request stops, others pass, and then nothing is missing."""
+    num_tokens, chunk_bytes = 2000, 4096
+    sent = json.dumps(body(stream=True, sampling_params_list=[{"tokens": num_tokens, "chunk_bytes": chunk_bytes}]))
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    slow.setblocking(False)
+    loop = asyncio.get_running_loop()
+    async with running(text_deployment()) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        await loop.sock_connect(slow, ("127.0.0.1", deployment.port))
+        await loop.sock_sendall(slow, (head + sent).encode())
+        stats = await until(session, suspended=1)
+
+        assert stats["steps"] < num_tokens / 2
+        for _ in range(3):
+            assert await is_alive(deployment)
+        assert (await stage_stats(session))["suspended"] == 1
+
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)  # it wakes up and reads fast
+        received = bytearray()
+        while b"[DONE]" not in received[-64:]:
+            received += await loop.sock_recv(slow, 65536)
+        at = 0
+        for i in range(num_tokens):
+            at = received.find(f"hi:{i}.".encode(), at)
+            assert at >= 0, f"word {i} is missing or out of order"
+        slow.close()
+
+
+async def test_reader_that_takes_nothing_for_too_long_is_dropped() -> None:
+    sent = json.dumps(body(stream=True, sampling_params_list=[{"tokens": 2000, "chunk_bytes": 4096}]))
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    async with (
+        running(text_deployment("write_timeout_s = 0.2")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        with socket.create_connection(("127.0.0.1", deployment.port)) as stuck:
+            stuck.sendall((head + sent).encode())
+            await until(session, cancelled=1, active=0, suspended=0)
+
+
+async def test_drain_lets_open_streams_finish_and_refuses_new_ones() -> None:
+    async with running(text_deployment()) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        sent = body(stream=True, sampling_params_list=[{"tokens": 200, "step_time_s": 0.001}])
+        async with session.post(CHAT, json=sent) as response:
+            await response.content.readline()
+            drain = asyncio.create_task(deployment.gateway.drain(30.0))
+            rest = (await response.read()).decode()
+
+        assert await drain
+        assert rest.endswith("data: [DONE]\n\n")
+        assert "hi:199" in rest
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get("/health")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_drain_ends_what_takes_too_long_with_a_reason(streamed: bool) -> None:
+    async with running(text_deployment()) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        sent = body(stream=streamed, sampling_params_list=[ENDLESS])
+        posting = asyncio.create_task(session.post(CHAT, json=sent))
+        await until(session, active=1)
+        is_clean = await deployment.gateway.drain(0.05)
+        async with await posting as response:
+            text = await response.text()
+
+        assert not is_clean
+        assert "the server is stopping" in text
+        assert "[DONE]" not in text
+        assert response.status == (200 if streamed else 503)
+
+
+async def test_drain_ends_queued_requests_with_a_reason() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1\nmax_queued = 1")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        first = asyncio.create_task(session.post(CHAT, json=body(sampling_params_list=[ENDLESS])))
+        await until(session, active=1)
+        queued = asyncio.create_task(session.post(CHAT, json=body()))
+        while len(deployment.gateway.client.requests) < 2:
+            await stage_stats(session)
+        await deployment.gateway.drain(0.0)
+
+        for task in (first, queued):
+            async with await task as response:
+                assert response.status == 503
+                assert "the server is stopping" in (await response.json())["error"]["message"]

@@ -1,0 +1,277 @@
+"""The coordinator among actors that break every rule: it never raises, ends each request once and keeps its counts."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from omni_bus.core.coordinator import CoordinatorCore, State
+from omni_bus.core.effects import DropTimer, Forget, Report, Send, SetTimer
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import ErrorInfo
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import (
+    PROTOCOL_VERSION,
+    Admin,
+    Admit,
+    Cancel,
+    Cancelled,
+    Credit,
+    Done,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Inquire,
+    Introduce,
+    Lost,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Reject,
+    Route,
+    RouteEdge,
+    Submit,
+)
+
+ONE = (
+    RouteEdge("in", "a", "llm", "a", "text", 4, 4096),
+    RouteEdge("llm", "b", "out", "b", "text", 4, 4096),
+)
+TWO = (
+    *ONE,
+    RouteEdge("llm", "b", "voice", "b", "text", 4, 4096),
+    RouteEdge("voice", "c", "out", "c", "text", 4, 4096),
+)
+PIPELINES = {
+    "one": Pipeline("one", "one", (), ONE, max_in_flight=2, max_queued=2),
+    "two": Pipeline("two", "two", (), TWO, frozenset({"voice"}), max_in_flight=3, max_queued=1, timeout_s=30.0),
+}
+
+peers = st.builds(
+    Peer,
+    st.sampled_from(["llm.0", "llm.1", "voice.0", "gateway.0", "gateway.1"]),
+    st.integers(1, 2),
+    st.sampled_from(["a", "a", "a", "b"]),
+)
+requests = st.sampled_from([f"r{i}" for i in range(8)])
+stages = st.sampled_from(["llm", "voice", "", "nowhere"])
+roles = st.sampled_from(["stage", "gateway", "client"])
+moments = st.floats(0.0, 3.0)
+errors = st.sampled_from([ErrorInfo("stage_failed", "broke", stage="llm"), ErrorInfo("no_such_code", "?")])
+routes = st.builds(
+    Route,
+    requests,
+    st.sampled_from(["one", "two", "gone"]),
+    peers,
+    st.dictionaries(st.sampled_from(["llm", "voice", "nowhere"]), peers, max_size=2),
+    st.sampled_from([ONE, TWO, ()]),
+    st.integers(-1, 1),
+    st.sampled_from([None, 5.0, 0.0, -1.0]),
+)
+
+
+class Coordinator(RuleBasedStateMachine):
+    """Frames of any kind from anybody at any time, timers late; frames that the core answers with are counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), PIPELINES)
+        self.now = 0.0
+        self.timers: dict[tuple[str, str], float] = {}
+        self.routes: dict[str, Route] = {}
+        self.entered: set[str] = set()
+        self.live: set[str] = set()
+        self.ends: Counter[tuple[str, Peer]] = Counter()
+        self.acks: Counter[str] = Counter()
+        self.is_honest = True
+
+    def take(self, effects: list[Any]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(frame=Admit(route=route)):
+                    assert route.request not in self.routes, "admitted twice"
+                    self.routes[route.request] = route
+                case Send(peer=peer, frame=Failed(request=request)):
+                    self.ends[request, peer] += 1
+                case Send():
+                    pass
+                case SetTimer(key=key, at=at):
+                    self.timers[key] = at
+                case DropTimer(key=key):
+                    self.timers.pop(key, None)
+                case Report() | Forget():
+                    pass
+                case _:
+                    raise AssertionError(effect)
+        current = set(self.core._requests)
+        assert not (current - self.live) & self.entered, "a request came back"
+        self.entered |= current
+        self.live = current
+
+    def frame(self, peer: Peer, frame: Any, wait: float = 0.0) -> None:
+        self.now += wait
+        self.take(self.core.on_frame(peer.sender, frame, self.now))
+
+    # --- actors that behave -------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(["llm.0", "llm.1", "voice.0"]), incarnation=st.integers(1, 2))
+    def stage_joins(self, name, incarnation):
+        stage, _, replica = name.partition(".")
+        peer = Peer(name, incarnation, "a")
+        self.frame(peer, Hello(PROTOCOL_VERSION, peer, "stage", stage, int(replica), is_ready=True))
+
+    @rule(number=st.integers(0, 1), incarnation=st.integers(1, 2))
+    def gateway_joins(self, number, incarnation):
+        peer = Peer(f"gateway.{number}", incarnation, "a")
+        self.frame(peer, Hello(PROTOCOL_VERSION, peer, "gateway"))
+
+    @rule(data=st.data(), wait=moments)
+    def bound_stage_answers(self, data, wait):
+        """A stage that the request is bound to says how it ended there."""
+        bound = [(r, s, p) for r, e in self.core._requests.items() for s, p in e.pending.items()]
+        if not bound:
+            return
+        request, _, peer = data.draw(st.sampled_from(bound))
+        kinds = [Done(request), Cancelled(request, 1), Failed(request, ErrorInfo("stage_failed", "broke"))]
+        self.frame(peer, data.draw(st.sampled_from(kinds)), wait)
+
+    # --- actors that don't --------------------------------------------------------------------------------
+
+    @rule(
+        peer=peers,
+        version=st.sampled_from([PROTOCOL_VERSION, PROTOCOL_VERSION, 99]),
+        claimed=st.none() | peers,
+        role=roles,
+        stage=stages,
+        is_ready=st.booleans(),
+        live=st.lists(routes, max_size=2),
+    )
+    def hello_of_anybody(self, peer, version, claimed, role, stage, is_ready, live):
+        self.frame(peer, Hello(version, claimed or peer, role, stage, 0, is_ready, tuple(live)))
+
+    @rule(
+        peer=peers,
+        request=requests,
+        pipeline=st.sampled_from(["one", "two", "gone"]),
+        outputs=st.sampled_from([(), ("b",), ("c",), ("zzz",)]),
+        priority=st.integers(-1, 1),
+        timeout_s=st.sampled_from([None, 1.0, 0.0, -3.0]),
+    )
+    def submit(self, peer, request, pipeline, outputs, priority, timeout_s):
+        self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s))
+
+    @rule(peer=peers, request=requests, error=errors, wait=moments, which=st.integers(0, 5))
+    def word_about_any_request(self, peer, request, error, wait, which):
+        frames = [
+            Cancel(request, "why"),
+            Cancelled(request, 1),
+            Done(request),
+            Failed(request, error),
+            Inquire(request),
+            Reject(request, error),
+        ]
+        self.frame(peer, frames[which], wait)
+
+    @rule(peer=peers, other=peers, which=st.integers(0, 10), wait=moments, number=st.integers(0, 3))
+    def any_other_frame(self, peer, other, which, wait, number):
+        frames = [
+            Heartbeat(peer.endpoint, number),
+            Ready(),
+            Progress("loading", 0.5),
+            Pong(number),
+            Ping(number),
+            Introduce(),
+            Lost(other),
+            Goodbye("bye"),
+            Credit("r0", 0, 1, 1),
+            Admin(number, "health"),
+            Admin(number, "nonsense"),
+        ]
+        self.frame(peer, frames[which], wait)
+
+    @rule(data=st.data(), late_s=moments)
+    def timer(self, data, late_s):
+        """Timers fire in any order, late."""
+        if not self.timers:
+            return
+        key = data.draw(st.sampled_from(sorted(self.timers)))
+        self.now = max(self.now, self.timers.pop(key) + late_s)
+        self.take(self.core.on_timer(key, self.now))
+
+    @rule(number=st.integers(0, 19))
+    def drain_or_cut(self, number):
+        if number == 0:
+            self.take(self.core.drain(self.now))
+        if number == 1:
+            self.take(self.core.cut(self.now))
+
+    # --- what must hold -----------------------------------------------------------------------------------
+
+    @invariant()
+    def each_request_has_one_terminal_transition(self):
+        ended = sum(self.core._ended[outcome] for outcome in ("done", "failed", "cancelled"))
+        num_ending = sum(entry.state is State.ENDING for entry in self.core._requests.values())
+        assert ended == len(self.entered) - len(self.core._requests) + num_ending
+
+    @invariant()
+    def capacity_is_conserved(self):
+        requests = self.core._requests
+        pending = Counter(peer.sender for entry in requests.values() for peer in entry.pending.values())
+        assert pending == self.core._bindings._outstanding
+        assert min(self.core._bindings._outstanding.values(), default=1) > 0
+        for name, admission in self.core._admission.items():
+            mine = {r: e for r, e in requests.items() if e.pipeline.name == name}
+            queued = {r for r, e in mine.items() if e.state is State.QUEUED}
+            assert admission._queued == queued
+            assert admission._in_flight == mine.keys() - queued
+            counts = admission.counts
+            assert counts.queued <= counts.max_queued
+            assert counts.in_flight <= counts.max_in_flight + sum(e.is_adopted for e in mine.values())
+            assert len(admission._heap) <= 2 * len(queued) + 17
+
+    @invariant()
+    def nobody_waits_while_there_is_room(self):
+        for admission in self.core._admission.values():
+            assert admission.counts.queued == 0 or admission.counts.in_flight >= admission.counts.max_in_flight
+
+    @invariant()
+    def running_requests_are_bound_and_ending_ones_have_a_timer(self):
+        for request, entry in self.core._requests.items():
+            if entry.state is State.QUEUED:
+                assert entry.route is None
+                assert not entry.pending
+            else:
+                assert entry.pending
+            if entry.state is State.ENDING:
+                assert ("cancel", request) in self.timers
+
+    @invariant()
+    def membership_tables_agree(self):
+        membership = self.core._membership
+        staged = {actor.peer for actors in membership._by_stage.values() for actor in actors.values()}
+        assert staged == {actor.peer for actor in membership if actor.role == "stage"}
+        for actor in membership:
+            assert ("alive", actor.peer.actor) in self.timers
+
+    def teardown(self):
+        """When everybody leaves and the timers run out, nothing is left."""
+        for actor in self.core._membership:
+            self.frame(actor.peer, Goodbye())
+        for _ in range(200):
+            if not self.timers:
+                break
+            key = min(self.timers, key=lambda key: self.timers[key])
+            self.now = max(self.now, self.timers.pop(key))
+            self.take(self.core.on_timer(key, self.now))
+        assert not self.core._requests
+        assert self.core._bindings.total == 0
+        assert not self.core._health._rounds
+        assert not self.timers
+
+
+TestCoordinator = Coordinator.TestCase
+TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)

@@ -1,0 +1,125 @@
+"""The simulator itself: it reaches what it claims to reach, is repeatable, and notices when a core is wrong."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from omni_bus.core.client import ClientCore
+from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.edge import OutEdge
+from omni_bus.core.scheduler import Scheduler
+from omni_bus.core.stage import EngineShape, StageCore
+from omni_bus.sim.__main__ import main
+from omni_bus.sim.ledger import Ledger, Violation
+from omni_bus.sim.scenario import GRAPHS
+from omni_bus.sim.world import World, run
+from omni_bus.wire.payloads import Text
+
+NUM_SEEDS = 10_000
+"""As many as `test_schedules` runs."""
+
+
+def first_failing(num_seeds: int) -> int | None:
+    """Return the first seed that breaks an invariant."""
+    return next((seed for seed in range(num_seeds) if not _passes(seed)), None)
+
+
+def _passes(seed: int) -> bool:
+    try:
+        run(seed)
+    except Violation:
+        return False
+    return True
+
+
+def test_same_seed_runs_the_same_schedule():
+    runs = [run(77) for _ in range(2)]
+
+    assert runs[0].num_steps == runs[1].num_steps
+    assert runs[0].now == runs[1].now
+    assert runs[0].ledger.received == runs[1].ledger.received
+
+
+def test_schedules_reach_every_kind_of_trouble():
+    """All graphs, shapes, faults, readers and endings occur, so that passing means something."""
+    seen: Counter[Any] = Counter()
+    for seed in range(400):
+        world = run(seed)
+        scenario = world.scenario
+        seen.update(tuple(scenario.pipelines))
+        seen.update(plan.shape for plan in scenario.stages.values())
+        seen.update(fault.kind for fault in scenario.faults)
+        seen.update(plan.reader for plans in scenario.requests for plan in plans)
+        seen.update({"chunks": sum(world.ledger.received.values())})
+        seen.update(world.coordinator.core._ended)
+        seen.update({"adopted": world.num_adopted})
+
+    wanted = [*GRAPHS, *EngineShape, "fast", "slow", "stuck", "done", "failed", "cancelled", "rejected", "adopted"]
+    wanted += ["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
+    assert [what for what in wanted if seen[what] == 0] == []
+    assert seen["chunks"] > 2000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (OutEdge, "is_blocked", property(lambda self: False)),
+        (Scheduler, "wake", lambda self, request: None),
+        (Scheduler, "resume", lambda self, request: None),
+        (StageCore, "_consumed", lambda self, live, edge, payload: []),
+        (StageCore, "on_aborted", lambda self, request, now: []),
+        (StageCore, "_on_cancel", lambda self, request: []),
+        (ClientCore, "consume", lambda self, request, port, payload: []),
+        (ClientCore, "on_coordinator_changed", lambda self: []),
+        (ClientCore, "on_peer_lost", lambda self, peer: []),
+        (CoordinatorCore, "_release", lambda self, entry, stage: entry.pending.pop(stage)),
+        (CoordinatorCore, "_adopt", lambda self, actor, route, now: []),
+        (CoordinatorCore, "_check_adopted", lambda self, request, now: []),
+        (CoordinatorCore, "_lose", lambda self, request, entry, actor, now: []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_broken_core_is_noticed(monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+
+    assert first_failing(NUM_SEEDS) is not None
+
+
+def test_ledger_notices_loss_doubling_and_early_end():
+    for payloads in (["r|s.o|1|"], ["r|s.o|0|", "r|s.o|0|"], ["r|other.o|0|"]):
+        ledger = Ledger(World(0).rng)
+        for text in payloads[:-1]:
+            ledger.receive("r", "s.o", "out", Text(text))
+        with pytest.raises(Violation, match="was due"):
+            ledger.receive("r", "s.o", "out", Text(payloads[-1]))
+    ledger = Ledger(World(0).rng)
+    ledger.emit("r", "s.o")
+    with pytest.raises(Violation, match="had not ended"):
+        ledger.receive_end("r", "s.o", "out")
+    ledger.finish("r", "s.o")
+    with pytest.raises(Violation, match="0 of 1"):
+        ledger.receive_end("r", "s.o", "out")
+    ledger.end("r")
+    with pytest.raises(Violation, match="twice"):
+        ledger.end("r")
+
+
+def test_violation_names_seed_and_replay(monkeypatch):
+    monkeypatch.setattr(StageCore, "_on_cancel", lambda self, request: [])
+    seed = first_failing(NUM_SEEDS)
+    assert seed is not None
+
+    with pytest.raises(Violation, match=rf"(?s)seed {seed}, .*python -m omni_bus.sim {seed} --trace"):
+        run(seed)
+
+
+def test_command_line_replays_with_a_trace(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["omni_bus.sim", "5", "--trace"])
+
+    assert main() == 0
+
+    written = capsys.readouterr().out
+    assert "Submit(request=" in written
+    assert "1 schedules" in written

@@ -112,7 +112,6 @@ async def bus() -> AsyncIterator[Bus]:
             threads={"llm": 1},
             served={},
             coordinator_endpoint=f"ipc://{directory}/coordinator.sock",
-            supervisor_pid=1,
         )
     )
     await bus.stage.load()

@@ -292,7 +292,7 @@ class CoordinatorCore:
         return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
-        """A client that leaves has cancelled what it gave up; of the rest it has all, and the stages' word is on its way."""
+        """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
         effects: list[Common] = []
         for request, entry in self._requests.items():
             if entry.client == actor.peer and entry.state is State.RUNNING:

@@ -7,7 +7,6 @@ default.
 Control frames go to and from the coordinator; data frames go straight between the actors of a request.
 """
 
-
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias

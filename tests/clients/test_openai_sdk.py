@@ -93,11 +93,10 @@ async def test_usage_comes_in_a_chunk_of_its_own() -> None:
 
 
 async def test_streaming_helper_of_the_client_understands_the_stream() -> None:
-    async with running(SPOKEN) as deployment, client_of(deployment) as client:
-        async with client.chat.completions.stream(
-            model="spoken", messages=HELLO, modalities=["text"], extra_body={"sampling_params_list": [{"tokens": 3}]}
-        ) as events:
-            final = await events.get_final_completion()
+    async with running(SPOKEN) as deployment, client_of(deployment) as client, client.chat.completions.stream(
+        model="spoken", messages=HELLO, modalities=["text"], extra_body={"sampling_params_list": [{"tokens": 3}]}
+    ) as events:
+        final = await events.get_final_completion()
 
     assert final.choices[0].message.content == "hi:0 hi:1 hi:2"
     assert final.choices[0].finish_reason == "stop"

@@ -102,7 +102,6 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
             if bind == "ipc"
             else f"{bind}:{loaded.config.coordinator_port}"
         ),
-        supervisor_pid=os.getpid(),
         log_level=log_level,
     )
     deployment.write()

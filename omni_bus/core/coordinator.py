@@ -106,6 +106,8 @@ class _Request(msgspec.Struct):
     """Why it ends early."""
     is_adopted: bool = False
     """A former coordinator admitted it."""
+    has_client_left: bool = False
+    """The client said goodbye: nothing can be sent to it."""
     stats: dict[str, RequestStats] = {}
     """Accounts of the stages that are done."""
 
@@ -150,7 +152,9 @@ class CoordinatorCore:
 
         Stages that have not let go yet keep nobody waiting.
         """
-        is_waited_for = any(entry.state is not State.ENDING for entry in self._requests.values())
+        is_waited_for = any(
+            entry.state is not State.ENDING and not entry.has_client_left for entry in self._requests.values()
+        )
         return not is_waited_for and not any(actor.role == "gateway" for actor in self._membership)
 
     # --- entry points -------------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ class CoordinatorCore:
                 actor.is_ready, actor.phase = True, "ready"
                 return [self._report_ready(actor, now)]
             case Goodbye(reason=reason):
-                return self._on_leave(actor, reason or "goodbye", now)
+                return self._on_goodbye(actor, now) + self._on_leave(actor, reason or "goodbye", now)
             case Lost(peer=peer) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now)
@@ -210,6 +214,8 @@ class CoordinatorCore:
                 return self._retry_cancel(of, now)
             case "adopted":
                 return self._check_adopted(of, now)
+            case "left":
+                return self._end_early(of, RequestCancelled("the client is gone"), now)
             case "alive":
                 return self._check_alive(of, now)
             case "health":
@@ -285,6 +291,15 @@ class CoordinatorCore:
             return [SetTimer(("alive", name), due)]
         return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
 
+    def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
+        """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
+        effects: list[Common] = []
+        for request, entry in self._requests.items():
+            if entry.client == actor.peer and entry.state is State.RUNNING:
+                entry.has_client_left = True
+                effects.append(SetTimer(("left", request), now + CANCEL_RETRY_S))
+        return effects
+
     def _on_leave(self, actor: Actor, reason: str, now: float) -> list[Common]:
         """An actor is gone: nothing reaches it any more, and what it worked on ends."""
         self._membership.leave(actor)
@@ -301,6 +316,8 @@ class CoordinatorCore:
     def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
+            if entry.has_client_left:
+                return []
         if entry.route is None:
             is_concerned = entry.client == actor.peer
             return self._end_early(request, RequestCancelled("the client is gone"), now) if is_concerned else []
@@ -507,7 +524,7 @@ class CoordinatorCore:
         entry.move("ended early")
         entry.error = error.to_info()
         effects: list[Common] = [DropTimer(("deadline", request)), _account(entry, outcome, error, now)]
-        if not entry.wants_ack:
+        if not entry.wants_ack and not entry.has_client_left:
             frame = Reject(request, entry.error) if was_queued else Failed(request, entry.error)
             effects.append(Send(entry.client, frame))
         if was_queued:
@@ -532,7 +549,7 @@ class CoordinatorCore:
         if outcome:
             self._ended[outcome] += 1
             effects.append(_account(entry, outcome, None, now))
-        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted")]
+        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request)

@@ -34,9 +34,9 @@ class Deployment(msgspec.Struct, frozen=True):
     """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
-    supervisor_pid: int
-    """A process that finds itself without this parent has no deployment any more."""
     log_level: str = "INFO"
+    supervisor_pid: int = msgspec.field(default_factory=os.getpid)
+    """Who made this; a process that finds itself without this parent has no deployment any more."""
 
     @property
     def path(self) -> Path:

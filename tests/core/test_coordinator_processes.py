@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.effects import Report, Send
+from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -167,3 +167,39 @@ def test_each_request_has_one_line_at_its_end() -> None:
         "prompt_tokens": 3,
         "completion_tokens": 7,
     }
+
+
+def test_client_that_leaves_after_its_last_output_cancelled_nothing() -> None:
+    """Its goodbye and the stage's word come over different links."""
+    deployment = Deployment()
+    deployment.submit()
+
+    left = deployment.say(CLIENT, Goodbye())
+    assert reports(left, "request ended") == []
+    (told,) = reports(deployment.say(LLM, Done("r-1")), "request ended")
+
+    assert told["outcome"] == "done"
+    assert deployment.core.num_live == 0
+
+
+def test_request_of_a_client_that_left_does_not_stay() -> None:
+    deployment = Deployment()
+    deployment.submit()
+    left = deployment.say(CLIENT, Goodbye())
+    assert any(isinstance(effect, SetTimer) and effect.key == ("left", "r-1") for effect in left)
+
+    effects = deployment.core.on_timer(("left", "r-1"), deployment.now + 1.0)
+
+    assert [line["outcome"] for line in reports(effects, "request ended")] == ["cancelled"]
+    assert len(sent(effects, LLM, Cancel)) == 1
+    assert sent(effects, CLIENT, Failed) == [], "nothing may open a lane to it again"
+
+
+def test_lost_client_has_its_requests_cancelled_at_once() -> None:
+    deployment = Deployment()
+    deployment.submit()
+
+    effects = deployment.say(SUPERVISOR, Lost(CLIENT))
+
+    assert [line["outcome"] for line in reports(effects, "request ended")] == ["cancelled"]
+    assert len(sent(effects, LLM, Cancel)) == 1

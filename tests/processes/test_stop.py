@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import signal
 
 import pytest
@@ -114,6 +116,46 @@ async def test_engine_that_hangs_does_not_keep_its_process(up) -> None:
     exits = {e["process"]: e["exit"] for e in deployment.events if e["event"] == "process"}
     assert exits["llm.0"] == 0, "it left by itself"
     assert "the engine hangs and is left behind" in {e["event"] for e in deployment.events}
+
+
+def test_engine_whose_close_hangs_is_left_behind(up, environ, tmp_path) -> None:
+    (tmp_path / "clinging.py").write_text(
+        "import threading\n"
+        "from adapters.synthetic import SyntheticText\n"
+        "class Clinging(SyntheticText):\n"
+        "    def close(self):\n"
+        "        threading.Event().wait()\n"
+    )
+    environ["PYTHONPATH"] += f":{tmp_path}"
+    deployment = up(llm().replace("synthetic-text", "clinging:Clinging"))
+    deployment.wait_for("ready")
+
+    assert deployment.stop() == 0
+    assert "the engine hangs and is left behind" in {e["event"] for e in deployment.events}
+
+
+def test_open_response_of_a_gateway_is_finished(up) -> None:
+    deployment = up(llm("tokens = 150") + "[gateways.openai]\nport = 0\n")
+    url = deployment.wait_for("ready")["gateways"]["openai"]
+    address = url.removeprefix("http://")
+    body = {"model": "text", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    connection = http.client.HTTPConnection(address, timeout=40)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    begun = response.read(1)
+
+    deployment.process.send_signal(signal.SIGTERM)
+    deployment.wait_for("stopping")
+    streamed = (begun + response.read()).decode()
+    connection.close()
+
+    assert "hi:149" in streamed
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert deployment.end() == 0
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection(address, timeout=40).connect()
+    ended = [(e["actor"], e["outcome"]) for e in deployment.events if e["event"] == "request ended"]
+    assert ("coordinator", "done") in ended
 
 
 def test_down_stops_in_order(up, omni_bus) -> None:

@@ -22,7 +22,6 @@ def deployment(run_dir: str, bind: str = "ipc") -> Deployment:
         threads={"s": 1},
         served={},
         coordinator_endpoint="ipc:///nowhere",
-        supervisor_pid=1,
     )
 
 

@@ -247,7 +247,14 @@ class Paced(SessionEngine):
     def load(self, report) -> None:
         raise NotImplementedError
 
-    add = step = abort = load
+    def add(self, request, inputs) -> None:
+        raise NotImplementedError
+
+    def step(self, requests) -> Any:
+        raise NotImplementedError
+
+    def abort(self, request) -> None:
+        raise NotImplementedError
 
 
 class FakeThread:
@@ -328,7 +335,8 @@ class Speaking(StreamingEngine):
     def load(self, report) -> None:
         pass
 
-    async def run(self, request, inputs) -> Any:
+    async def run(self, request, inputs):
+        nonsense: Any = 42
         try:
             async for piece in inputs.port("text"):
                 assert isinstance(piece, Text)
@@ -338,7 +346,7 @@ class Speaking(StreamingEngine):
                     case "exit":
                         raise SystemExit("no more")
                     case "nonsense":
-                        yield 42
+                        yield nonsense
                     case "hang":
                         await asyncio.Event().wait()
                     case "swallow":

@@ -31,7 +31,7 @@ class StageConfig(msgspec.Struct, frozen=True):
     max_input_bytes: Count = 256 * 1024 * 1024
     """Input that one request may hold in the stage before it is refused."""
     params: dict[str, Any] = {}
-    """Parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``; the adapter's own."""
+    """The adapter's parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``."""
     options: dict[str, Any] = {}
 
 

@@ -76,8 +76,8 @@ class Faults:
             return
         source, target = self._world.rng.sample(processes, k=2)
         coordinator = self._world.coordinator
-        if coordinator.is_alive and self._world.rng.random() < 0.7:  # noqa: PLR2004 (these stalls lead to evictions)
-            source = coordinator if target is not coordinator and self._world.rng.random() < 0.3 else source  # noqa: PLR2004
+        if coordinator.is_alive and self._world.rng.random() < 0.7:
+            source = coordinator if target is not coordinator and self._world.rng.random() < 0.3 else source
             target = coordinator if source is not coordinator else target
         until = self._world.now + (plan.down_s or 1.0)
         self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)

@@ -54,7 +54,7 @@ def raw_json_chunk(value: bytes) -> bytes:
     return b"\x95\xa5Chunk\xa3r-1\x00\x00\x92\xa4json" + value
 
 
-def decoded_or_bad(parts: Sequence[bytes | memoryview]) -> AnyFrame | None:
+def decoded_or_bad(parts: Sequence[bytes | bytearray | memoryview]) -> AnyFrame | None:
     """Decode hostile parts: a frame that passes every check and encodes again, or None for `BadFrame`."""
     try:
         frame = codec.decode(parts)

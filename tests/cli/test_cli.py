@@ -20,7 +20,7 @@ def test_version_names_what_matters(capsys) -> None:
 
     said = capsys.readouterr().out
     assert said.startswith(f"omni-bus {omni_bus.__version__} (protocol ")
-    assert "ZeroMQ 4." in said
+    assert "pyzmq " in said
 
 
 def test_unknown_command_lists_the_known() -> None:

@@ -42,9 +42,9 @@ def settings(loaded: Loaded) -> list[Setting]:
     for name, stage in config.stages.items():
         path = ("stages", name)
         found += _of_struct(loaded, path, StageConfig, _plain(stage), skip=("options", "params"))
+        found += _of_struct(loaded, path, loaded.adapters[name].Options, stage.options)
         params = loaded.adapters[name].Params
         found += (s for s in _of_struct(loaded, (*path, "params"), params, stage.params) if s.field in stage.params)
-        found += _of_struct(loaded, path, loaded.adapters[name].Options, stage.options)
     for name, pipeline in config.pipelines.items():
         found += _of_struct(loaded, ("pipelines", name), PipelineConfig, _plain(pipeline))
     for name, gateway in config.gateways.items():

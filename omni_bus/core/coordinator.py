@@ -316,7 +316,7 @@ class CoordinatorCore:
     def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
-            if entry.has_client_left:
+            if entry.has_client_left and actor.peer not in entry.pending.values():
                 return []
         if entry.route is None:
             is_concerned = entry.client == actor.peer

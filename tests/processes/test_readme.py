@@ -32,7 +32,7 @@ def blocks(kind: str) -> list[str]:
 
 def commands(start: str) -> list[str]:
     """Return the commands of console blocks that begin so, whole, with their continued lines."""
-    found = re.findall(rf"^\$ ({re.escape(start)}[^\n]*(?:'\{{\n.*?\}}')?)", README, re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^\$ ({re.escape(start)}(?:[^\n]*?'\{{\n.*?\}}'|[^\n]*))", README, re.MULTILINE | re.DOTALL)
     assert found, f"the README has no command that starts with {start}"
     return found
 

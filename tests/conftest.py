@@ -33,7 +33,7 @@ hypothesis.settings.load_profile("omni-bus")
 
 
 class TimeLimitedLoop(uvloop.Loop):
-    """uvloop that ends with the failure which pytest-timeout's signal handler raises; its own only logs that and waits on."""
+    """uvloop that ends with the failure which pytest-timeout's signal handler raises; its own only logs that."""
 
     _failure: BaseException | None = None
 

@@ -43,9 +43,10 @@ MAX_STEPS_AFTER = 2
 async def kill_once(deployment: Running, dice: random.Random) -> None:
     """Send a request, streamed or not; read some of the answer, or none; break the connection."""
     body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": dice.random() < 0.7}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
-    writer.write(head.encode() + b"\r\n\r\n" + body[: dice.choice([len(body), len(body), len(body) // 2])])
+    writer.write(head.encode() + body[: dice.choice([len(body), len(body), len(body) // 2])])
     for _ in range(dice.choice([0, 1, 5, 20])):
         # A moment of the deployment's own time: what a round trip to every actor takes.
         await deployment.gateway.client.admin("health")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import openai
 import pytest
@@ -36,7 +37,7 @@ def generated(folder: Path, question: str) -> str:
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     with torch.inference_mode():
-        ids = model.generate(**prompt, max_new_tokens=NUM_TOKENS, do_sample=False)
+        ids = cast("Any", model).generate(**prompt, max_new_tokens=NUM_TOKENS, do_sample=False)
     return tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 
 

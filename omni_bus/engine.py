@@ -109,6 +109,11 @@ class Engine(ABC):
         self.context = context
 
     @classmethod
+    @abstractmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+
+    @classmethod
     def check(cls, options: Any) -> list[str]:
         """Return every reason why these options can't work, found without loading anything (a missing file, say)."""
         del options
@@ -144,6 +149,11 @@ class StreamingEngine(Engine):
     max_num_seqs: int = 8
     """Requests that run at once; others wait in the stage."""
 
+    @classmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+        return getattr(options, "max_num_seqs", cls.max_num_seqs)
+
     @abstractmethod
     def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Yield (port, payload) pairs; a `Finish`, if any, comes last.
@@ -164,6 +174,12 @@ class StepEngine(Engine):
 
     max_resident: int = 32
     """Requests that may hold engine memory at once, suspended ones included."""
+
+    @classmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+        width = getattr(options, "max_num_seqs", cls.max_num_seqs)
+        return max(width, getattr(options, "max_resident", cls.max_resident))
 
     is_input_streamed: ClassVar[bool] = False
     """False: a request is added when its input is complete. True: it is added at once and `feed` brings the rest."""

@@ -461,3 +461,44 @@ def test_stage_params_are_the_adapters_own(tmp_path: Path) -> None:
     said = "\n".join(caught.value.problems)
     assert "stages.llm.params.temperature: 9.0" in said
     assert "stages.llm.params.tempratur: unknown key; did you mean 'temperature'?" in said
+
+
+BRANCHING = """
+[stages.llm]
+adapter = "synthetic-text"
+max_num_seqs = 4
+max_resident = 4
+[stages.one]
+adapter = "synthetic-relay"
+max_num_seqs = 2
+replicas = 2
+[stages.two]
+adapter = "synthetic-speech"
+max_num_seqs = 4
+[pipelines.chat]
+max_in_flight = {max_in_flight}
+edges = [
+  "in.messages -> llm.prompt",
+  "llm.text -> one.text",
+  "llm.text -> two.text",
+  "one.text -> out.text",
+  "two.audio -> out.audio",
+]
+"""
+
+
+def test_branching_pipeline_needs_a_slot_for_each_request(tmp_path: Path) -> None:
+    """Two requests could otherwise hold each other's last slot for ever."""
+
+    def problems(max_in_flight: int) -> str:
+        file = tmp_path / "d.toml"
+        file.write_text(BRANCHING.format(max_in_flight=max_in_flight))
+        try:
+            load(file, environ={}, platform="cpu", adapter_class=adapter_class, gateway_class=gateway_class)
+        except ConfigError as error:
+            return "\n".join(error.problems)
+        return ""
+
+    assert problems(4) == ""
+    for stage in ("llm", "one", "two"):
+        assert f"stage '{stage}' holds 4, max_in_flight of chat is 5 (allowed: at most 4 in all)" in problems(5)

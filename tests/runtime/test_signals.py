@@ -1,23 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
 
 from omni_bus.runtime.signals import Stop
-
-
-async def test_first_signal_asks_second_forces() -> None:
-    stop = Stop(with_interrupt=True)
-
-    os.kill(os.getpid(), signal.SIGTERM)
-    await stop.requested.wait()
-    assert not stop.forced.is_set()
-
-    os.kill(os.getpid(), signal.SIGINT)
-    await stop.forced.wait()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -37,7 +24,7 @@ async def test_second_wish_cuts_a_drain_short() -> None:
     was_cut = asyncio.Event()
 
     async def drain() -> bool:
-        stop.request()
+        stop.forced.set()
         try:
             await asyncio.Event().wait()
         finally:

@@ -58,7 +58,7 @@ class StageActor:
             name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
         )
         self._thread = EngineThread(name)
-        self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
+        self.engine = build_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
         self._core = StageCore(
             stage,
@@ -176,8 +176,13 @@ class StageActor:
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
 
 
-def make_engine(config: StageConfig, context: Context) -> Engine:
-    """Return the engine that a stage's configuration names, not yet loaded."""
+def build_engine(config: StageConfig, context: Context) -> Engine:
+    """Return the engine that a stage's configuration names, not yet loaded.
+
+    Raises:
+        BadInput: no such adapter, or it can't be imported.
+        msgspec.ValidationError: its `Options` doesn't allow these.
+    """
     kind: type[Engine] = load_class("adapter", config.adapter, ADAPTERS, ADAPTER_GROUP)
     return kind(msgspec.convert(config.options, kind.Options), context)
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omni_bus.client import BusClient
+from omni_bus.core.member import COORDINATOR
 from omni_bus.core.restart import RestartPolicy
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
-from omni_bus.runtime.deployment import COORDINATOR, SUPERVISOR
+from omni_bus.runtime.deployment import SUPERVISOR
 from omni_bus.runtime.process import Child
 
 if TYPE_CHECKING:

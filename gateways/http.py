@@ -127,15 +127,15 @@ class HttpGateway(Gateway):
         started_at = loop.time()
         inbound = request.headers.get("X-Request-Id", "")
         request[REQUEST_ID] = inbound if _GOOD_ID.fullmatch(inbound) else secrets.token_hex(16)
-        outcome = "gone"
+        outcome: int | str = "gone"
         try:
             response = await self._respond(request, handler)
-            outcome = str(request.get(FAILURE, response.status))
+            outcome = response.status
         finally:
             fields = {
                 "id": request[REQUEST_ID],
                 "route": f"{request.method} {request.path}",
-                "outcome": outcome,
+                "outcome": str(request.get(FAILURE, outcome)),
                 "total_s": round(loop.time() - started_at, 6),
                 "bytes": request.writer.output_size,
             }
@@ -152,9 +152,13 @@ class HttpGateway(Gateway):
             response = _router_problem(request, error).response()
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001 (the edge: a failure of a handler becomes an answer and ends that request only)
+        except Exception as error:  # the edge: a failure of a handler becomes an answer and ends that request only
             problem = to_problem(error)
             log_failure(problem, error, request[REQUEST_ID])
+            if request.writer.output_size:
+                # A second head would read as more of the answer; a connection that breaks off says it is not whole.
+                request[FAILURE] = problem.status
+                raise ConnectionAbortedError("the answer has begun, an error can't be sent any more") from error
             response = problem.response()
         if not response.prepared:
             response.headers["X-Request-Id"] = request[REQUEST_ID]

@@ -12,6 +12,7 @@ only. Which shape:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
@@ -21,12 +22,12 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from omni_bus.errors import OmniBusError
 
-    Report = Callable[[str, float], None]
-    """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
+Report: TypeAlias = Callable[[str, float], None]
+"""Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

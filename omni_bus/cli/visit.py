@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from omni_bus.client import BusClient
 from omni_bus.runtime import rundir
-from omni_bus.runtime.deployment import Deployment, read_deployment
+from omni_bus.runtime.deployment import DEPLOYMENT_FILE, Deployment, read_deployment
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ async def visit(args: argparse.Namespace) -> tuple[Deployment, BusClient]:
         Unavailable: its coordinator does not answer.
     """
     path, _ = rundir.find(rundir.root(os.environ), args.name)
-    deployment = read_deployment(path / "deployment.json")
+    deployment = read_deployment(path / DEPLOYMENT_FILE)
     name = f"{args.command}-{os.getpid()}"
     client = await BusClient.connect(
         name, deployment.listen(name), deployment.coordinator_endpoint, timeout_s=WELCOME_S

@@ -18,10 +18,9 @@ import msgspec
 
 from omni_bus.config.layer import Path, Problem
 from omni_bus.config.schema import GatewayConfig, PipelineConfig, StageConfig
-from omni_bus.config.suggest import did_you_mean
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.engine import Engine
-from omni_bus.errors import unknown_name
+from omni_bus.errors import did_you_mean, unknown_name
 from omni_bus.wire.frames import RouteEdge
 
 EDGE_FORM = '"source.port -> target.port", with "in" and "out" for the client\'s side'

@@ -13,9 +13,8 @@ import msgspec
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Path, Problem, Table, show_path, show_value
 from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
-from omni_bus.config.suggest import did_you_mean
 from omni_bus.engine import Engine
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, did_you_mean
 from omni_bus.wire.payloads import KINDS
 
 AdapterClass: typing.TypeAlias = Callable[[str], type[Engine]]

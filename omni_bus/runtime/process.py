@@ -30,7 +30,10 @@ MAX_LINE_BYTES = 256 * 1024
 """A line of a child's output that is longer is cut: its supervisor's memory is bounded."""
 
 EXIT_START_FAILED = 2
-"""Exit code of a child whose last log line says why it can't serve."""
+"""Exit code of a child whose last log line says why it can't serve, and of an ``omni-bus up`` that could not start."""
+
+EXIT_CUT = 3
+"""Exit code of a drain, or of a whole stop, that had to end requests."""
 
 
 def die_with_parent(parent: int) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 
 class Stop:
@@ -29,3 +33,20 @@ class Stop:
         if self.requested.is_set():
             self.forced.set()
         self.requested.set()
+
+    async def drained(self, drain: Coroutine[Any, Any, bool]) -> bool:
+        """Drain until that is done, or until whoever asked for it asks to leave at once.
+
+        Args:
+            drain: returns whether all work finished by itself.
+
+        Returns:
+            What `drain` returned; False if it was cut short.
+        """
+        draining = asyncio.create_task(drain)
+        forced = asyncio.create_task(self.forced.wait())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        is_clean = draining.done() and draining.result()
+        for task in (draining, forced):
+            task.cancel()
+        return is_clean

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from omni_bus.cli.silence import silence
 from omni_bus.observe.log import JsonFormatter, traceback_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _Output:
             print(text, file=self._out, flush=True)
         except (BrokenPipeError, ConnectionError):
             self._is_read = False
+            silence(self._out)
 
 
 class _Handler(logging.Handler):

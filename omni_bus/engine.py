@@ -116,7 +116,10 @@ class Engine(ABC):
 
     @classmethod
     def check(cls, options: Any) -> list[str]:
-        """Return every reason why these options can't work, found without loading anything (a missing file, say)."""
+        """Return every reason why these options can't work, found without loading anything (a missing file, say).
+
+        One that begins with a key and a colon, as in ``model: there is no file x``, is shown where that key is set.
+        """
         del options
         return []
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 import subprocess
@@ -572,3 +573,12 @@ def test_module_imports_no_torch() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert printed == "False\n"
+
+
+def test_missing_packages_say_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("torch", "gguf") else True)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: "model.gguf")
+
+    problems = TransformersText.check(TransformersText.Options())
+
+    assert problems == ['adapter: transformers needs torch and gguf (pip install "omni-bus[transformers]")']

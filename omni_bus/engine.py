@@ -158,6 +158,11 @@ class StreamingEngine(Engine):
         """Return the requests that one replica with these options can hold at once."""
         return getattr(options, "max_num_seqs", cls.max_num_seqs)
 
+    @property
+    def num_steps(self) -> int:
+        """Units of work done since the load, for ``status`` and ``/health``; 0 if the engine does not count any."""
+        return 0
+
     @abstractmethod
     def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Yield (port, payload) pairs; a `Finish`, if any, comes last.

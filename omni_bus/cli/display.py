@@ -19,7 +19,7 @@ QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "outp
 """Events that people need not read: they are shown in other words, or come with every request."""
 
 
-STYLES = {"failed": "bold red", "stopped": "dim"}
+STYLES = {"ready": "green", "failed": "bold red", "stopped": "dim"}
 """Of phases in the table; other ones are on their way."""
 
 
@@ -261,7 +261,7 @@ class TableDisplay(PlainDisplay):
             until = process.ready_at if process.ready_at is not None else now
             table.add_row(
                 process.name,
-                f"[{'green' if is_ready else STYLES.get(process.phase, 'yellow')}]{escape(process.phase)}[/]",
+                f"[{STYLES.get(process.phase, 'yellow')}]{escape(process.phase)}[/]",
                 ProgressBar(total=1.0, completed=1.0 if is_ready else process.fraction, width=24),
                 f"{until - process.started_at:.1f} s" if process.started_at else "",
                 str(process.child.pid) if process.child is not None else "",

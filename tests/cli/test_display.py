@@ -115,7 +115,9 @@ def test_terminal_shows_a_table(terminal, monkeypatch) -> None:
     assert "worth a line" in shown
 
 
-@pytest.mark.parametrize(("phase", "colour"), [("failed", "1;31"), ("stopped", "2"), ("weights [1/2]", "33")])
+@pytest.mark.parametrize(
+    ("phase", "colour"), [("ready", "32"), ("failed", "1;31"), ("stopped", "2"), ("weights [1/2]", "33")]
+)
 def test_table_tells_the_failed_from_the_stopped(terminal, monkeypatch, phase: str, colour: str) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -123,6 +125,7 @@ def test_table_tells_the_failed_from_the_stopped(terminal, monkeypatch, phase: s
     display = make_display("auto", out)
     one = process("llm.0")
     one.phase = phase
+    one.ready_at = 1.0  # what was ready may have been stopped since
 
     display.begin([one])
     display.end()

@@ -76,7 +76,7 @@ class StageActor:
             stage=stage,
             replica=replica,
             live=lambda: self._core.live_routes,
-            stats=lambda: self._core.stats,
+            stats=lambda: self.stats,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
@@ -95,7 +95,10 @@ class StageActor:
     @property
     def stats(self) -> StageStats:
         """Counts of this replica."""
-        return self._core.stats
+        stats = self._core.stats
+        if isinstance(self.engine, StreamingEngine):  # the core drives the steps of the others, and counts them
+            return msgspec.structs.replace(stats, steps=self.engine.num_steps)
+        return stats
 
     @property
     def leaving(self) -> asyncio.Future[OmniBusError]:

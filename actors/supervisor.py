@@ -48,6 +48,7 @@ class Phase(StrEnum):
     READY = "ready"
     BACKING_OFF = "backing off"
     DEGRADED = "degraded"
+    FAILED = "failed"
     STOPPED = "stopped"
 
 
@@ -332,7 +333,7 @@ class Supervisor:
             process.phase = Phase.STOPPED
         elif not self._started.done():
             why = _why(process, how)
-            process.phase = Phase.STOPPED
+            process.phase = Phase.FAILED
             self._started.set_exception(StartFailed(why, stage=process.name))
         else:
             process.ready_at = None

@@ -9,6 +9,7 @@ exchanged and whose layers cache keys and values is served; another is refused w
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Report
     from omni_bus.ids import RequestId
+
+INSTALL_ENGINE = 'pip install "omni-bus[transformers]"'
 
 DEFAULT_CONTEXT_LENGTH = 2048
 """Used where the model could do more: a slot is reserved in full, 94 MB of float32 for SmolLM2 at this length."""
@@ -139,6 +142,9 @@ class TransformersText(StepEngine):
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         problems: list[str] = []
+        needed = ("torch", "transformers", *(("gguf",) if options.model == smollm2.NAME else ()))
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+            problems.append(f"adapter: transformers needs {' and '.join(missing)} ({INSTALL_ENGINE})")
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"

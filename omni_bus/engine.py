@@ -116,7 +116,10 @@ class Engine(ABC):
 
     @classmethod
     def check(cls, options: Any) -> list[str]:
-        """Return every reason why these options can't work, found without loading anything (a missing file, say)."""
+        """Return every reason why these options can't work, found without loading anything (a missing file, say).
+
+        One that begins with a key and a colon, as in ``model: there is no file x``, is shown where that key is set.
+        """
         del options
         return []
 
@@ -154,6 +157,11 @@ class StreamingEngine(Engine):
     def num_slots(cls, options: Any) -> int:
         """Return the requests that one replica with these options can hold at once."""
         return getattr(options, "max_num_seqs", cls.max_num_seqs)
+
+    @property
+    def num_steps(self) -> int:
+        """Units of work done since the load, for ``status`` and ``/health``; 0 if the engine does not count any."""
+        return 0
 
     @abstractmethod
     def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             urls = " ".join(about.gateways.values())
             print(f"{name}: process {about.pid}, {about.config} {urls}")
         if not deployments:
-            raise BadInput("no deployment is running: start one with `omni-bus up`", field="--name")
+            raise BadInput(rundir.NONE_RUNS, field="--name")
         return 0
     status, actors = uvloop.run(_ask(args))
     if args.json:

@@ -99,9 +99,16 @@ def _stage(name: str, table: Table, path: Path, draft: Draft, adapter_class: Ada
     if found is not None:
         checked = _options(found, StageConfig, options, path, draft.problems)
         if checked is not _INVALID:
-            draft.problems.extend(Problem(path, reason) for reason in found.check(checked))
+            draft.problems.extend(_placed(path, found, reason) for reason in found.check(checked))
         if draft.stages[name] is not None:
             convert(own.get("params", {}), found.Params, (*path, "params"), draft.problems)
+
+
+def _placed(path: Path, found: type[Engine], reason: str) -> Problem:
+    """Return an adapter's reason at the key that it begins with (``model: there is no …``), else at the stage."""
+    key, colon, rest = reason.partition(": ")
+    keys = {"adapter", *(field.encode_name for field in msgspec.structs.fields(found.Options))}
+    return Problem((*path, key), rest) if colon and key in keys else Problem(path, reason)
 
 
 def _gateway(name: str, table: Table, path: Path, draft: Draft, gateway_class: GatewayClass | None) -> None:

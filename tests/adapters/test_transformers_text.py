@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from adapters import smollm2
-from adapters.transformers_text import TransformersText
+from adapters.transformers_text import TransformersText, TransformersTextOptions
 from omni_bus.engine import Failure, Output
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
 from omni_bus.testing import StepDriver, build_engine, make_engine
@@ -572,3 +573,12 @@ def test_module_imports_no_torch() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert printed == "False\n"
+
+
+def test_missing_packages_say_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("torch", "gguf") else True)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: "model.gguf")
+
+    problems = TransformersText.check(TransformersTextOptions())
+
+    assert problems == ['adapter: transformers needs torch and gguf (pip install "omni-bus[transformers]")']

@@ -275,7 +275,18 @@ def test_missing_adapter_is_placed_at_its_table() -> None:
 def test_reasons_of_an_adapter_are_problems() -> None:
     problems = _problems(GOOD, overrides=["stages.echo.must_exist=w.bin"])
 
-    assert problems == ["d.toml:1: stages.echo: must_exist: w.bin is not there"]
+    assert problems == ["-o stages.echo.must_exist=w.bin: stages.echo.must_exist: w.bin is not there"]
+
+
+def test_reason_about_an_unwritten_key_is_placed_at_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Echo, "check", lambda _: ["model: not here", "adapter: needs x", "both: no key", "plain"])
+
+    assert _problems(GOOD) == [
+        "d.toml:1: stages.echo.model: not here",
+        "d.toml:1: stages.echo: both: no key",
+        "d.toml:1: stages.echo: plain",
+        "d.toml:2: stages.echo.adapter: needs x",
+    ]
 
 
 def test_class_that_is_no_engine_is_refused() -> None:

@@ -61,6 +61,11 @@ def test_answers_and_refusals(up, omni_bus, tmp_path) -> None:
         assert list(samples) == list(range(len(samples)))
         assert len(samples) == len("hello:0 hello:1") * 480
 
+    # Steps really executed, of engines that are stepped and of those that stream, read from outside.
+    rows = json.loads(omni_bus("status", "--json").stdout)["actors"]
+    steps = {row["actor"]: row["stats"]["steps"] for row in rows}
+    assert (steps["llm.0"], steps["voice.0"]) == (4 + 2, 2)
+
     refusals = {
         ("hi",): "say which model with --model (those that take messages: synthetic-voice, text)",
         ("hi", "--model", "synthetic-voise"): "unknown model 'synthetic-voise'; did you mean 'synthetic-voice'?",

@@ -94,6 +94,10 @@ def _stage(name: str, table: Table, path: Path, draft: Draft, adapter_class: Ada
     adapter = own.get("adapter")
     if adapter_class is not None and isinstance(adapter, str):
         draft.adapters[name] = _look_up(adapter_class, adapter, (*path, "adapter"), draft.problems, _adapter_faults)
+    if adapter is None:  # whose keys the others are is not known, but `adaptor` can be told
+        known = [field.encode_name for field in msgspec.structs.fields(StageConfig) if field.name != "options"]
+        hints = {key: did_you_mean(key, known) for key in options}
+        draft.problems.extend(Problem((*path, key), f"unknown key{hint}") for key, hint in hints.items() if hint)
     found = draft.adapters[name]
     draft.stages[name] = _typed(StageConfig, own, options, path, draft.problems)
     if found is not None:

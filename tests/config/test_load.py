@@ -272,6 +272,16 @@ def test_missing_adapter_is_placed_at_its_table() -> None:
     assert problems == ["d.toml:1: stages.echo.adapter: is missing; allowed: text"]
 
 
+def test_misspelt_adapter_is_named() -> None:
+    problems = _problems(GOOD.replace('adapter = "echo"', 'adaptor = "echo"\nreplica = 2\nmodel = "any"'))
+
+    assert problems == [
+        "d.toml:1: stages.echo.adapter: is missing; allowed: text",
+        "d.toml:2: stages.echo.adaptor: unknown key; did you mean 'adapter'?",
+        "d.toml:3: stages.echo.replica: unknown key; did you mean 'replicas'?",
+    ]
+
+
 def test_reasons_of_an_adapter_are_problems() -> None:
     problems = _problems(GOOD, overrides=["stages.echo.must_exist=w.bin"])
 

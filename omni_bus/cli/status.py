@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    deployment, client = await visit(args)
-    async with client:
+    async with visit(args) as (deployment, client):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, actors = await client.admin("status"), await client.admin("health")

@@ -118,6 +118,26 @@ def test_interrupted_call_cancels_its_request(up, environ, number: signal.Signal
     assert deployment.stop() == 0
 
 
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGKILL,)])
+def test_call_of_a_deployment_that_ends_does_not_wait_for_ever(up, environ, numbers: tuple[int, ...]) -> None:
+    deployment = up(VOICE)
+    deployment.wait_for("ready")
+    arguments = ["call", "hi", "--model", "text", "-p", "writer.tokens=100000", "-p", "writer.step_time_s=0.01"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "omni_bus", *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as call:
+        assert call.stdout is not None
+        assert call.stdout.read(4) == b"hi:0"
+
+        for number in numbers:
+            deployment.process.send_signal(number)
+
+        said, why = call.communicate()
+        assert (call.returncode, said[-1:]) == (1, b"\n")
+        assert why == b"omni-bus call: the deployment 'demo' has ended\n"
+    assert deployment.end() == (-signal.SIGKILL if signal.SIGKILL in numbers else 3)
+
+
 def test_status_fits_eighty_columns(up, omni_bus, environ) -> None:
     environ["COLUMNS"] = "80"
     deployment = up(VOICE)

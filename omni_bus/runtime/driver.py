@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
+from omni_bus.core.member import COORDINATOR
 from omni_bus.errors import BadFrame, InputTooLarge
-from omni_bus.wire.frames import Open
+from omni_bus.wire.frames import DATA_FRAMES, Open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_REFUSALS_LOGGED = 1000
+"""Senders and kinds of frames that are named in the log once each; a stranger can invent any number of names."""
+
 
 class Driver:
     """Sockets and timers of one actor, on the running loop.
@@ -36,15 +40,27 @@ class Driver:
         on_frame: called with sender, frame and the monotonic time.
         on_timer: called with a timer's key and the monotonic time when it is due.
         on_unsent: called, in a later turn of the loop, with a request whose data frame could not be sent, and why.
+        understands: the frames that this actor takes, control frames among them only from the coordinator; others are
+            counted, logged once per sender and dropped. None takes all from everybody, as the coordinator does.
     """
 
     def __init__(
-        self, name: str, listen: str, *, on_frame: OnFrame, on_timer: OnTimer, on_unsent: OnUnsent | None = None
+        self,
+        name: str,
+        listen: str,
+        *,
+        on_frame: OnFrame,
+        on_timer: OnTimer,
+        on_unsent: OnUnsent | None = None,
+        understands: frozenset[type] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
         self._on_timer = on_timer
         self._on_unsent = on_unsent
+        self._understands = understands
+        self._refused: set[tuple[str, type]] = set()
+        self.num_refused = 0
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
         self._link = Link(name, listen, self._deliver, self._stuck)
@@ -111,10 +127,25 @@ class Driver:
                 self._loop.call_soon(self._on_unsent, request, error)
 
     def _deliver(self, sender: Sender, frame: AnyFrame) -> None:
+        kind = type(frame)
+        if self._understands is not None and (
+            kind not in self._understands or (kind not in DATA_FRAMES and sender.actor != COORDINATOR)
+        ):
+            self._refuse(sender, kind)
+            return
         try:
             self._on_frame(sender, frame, self.now)
         except Exception:  # one frame must not end the actor; its request ends by deadline or by its client
             logger.exception("a %s from %s could not be handled", type(frame).__name__, sender.actor)
+
+    def _refuse(self, sender: Sender, kind: type) -> None:
+        """Drop a frame that is not for this kind of actor, or that only the coordinator may send."""
+        self.num_refused += 1
+        if (sender.actor, kind) in self._refused or len(self._refused) >= MAX_REFUSALS_LOGGED:
+            return
+        self._refused.add((sender.actor, kind))
+        fields = {"sender": sender.actor, "frame": kind.__name__}
+        logger.warning("unexpected frame (further ones are only counted)", extra={"fields": fields})
 
     def _due(self, key: TimerKey) -> None:
         self._timers.pop(key, None)

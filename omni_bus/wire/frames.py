@@ -340,3 +340,19 @@ ControlFrame: TypeAlias = (
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
 AnyFrame: TypeAlias = ControlFrame | DataFrame
+
+DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
+"""What any actor may send to any other; the request's route decides whether it counts."""
+
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping, Cancel, Inquire}
+"""What a stage understands; control frames come from the coordinator only."""
+
+CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
+    Admit,
+    Reject,
+    Failed,
+    Cancelled,
+    Inquire,
+    AdminReply,
+}
+"""What a gateway or another client understands; control frames come from the coordinator only."""

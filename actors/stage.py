@@ -18,13 +18,13 @@ from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Start, 
 from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.engine import Context, Engine, EngineRequest, StepEngine, StreamingEngine
-from omni_bus.errors import BadInput, OmniBusError
+from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
 from omni_bus.runtime.process import child_main
 from omni_bus.runtime.signals import Stop
-from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, StageStats, Welcome
+from omni_bus.wire.frames import STAGE_FRAMES, Introduce, Lost, Ping, Refused, StageStats, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,12 @@ class StageActor:
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
-            name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
+            name,
+            deployment.listen(name),
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            on_unsent=self._on_unsent,
+            understands=STAGE_FRAMES,
         )
         self._thread = EngineThread(name)
         self.engine = build_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
@@ -172,9 +177,13 @@ class StageActor:
         self._perform(self._member.progress(phase, fraction))
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:
+        kind = type(self.engine).Params
         try:
-            return msgspec.convert({**self._default_params, **raw}, type(self.engine).Params)
+            return msgspec.convert({**self._default_params, **raw}, kind)
         except msgspec.ValidationError as error:
+            unknown = [name for name in raw if name not in kind.__struct_fields__]
+            if unknown and "unknown field" in str(error):
+                raise unknown_name("parameter", unknown[0], kind.__struct_fields__, field=unknown[0]) from error
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
 

@@ -24,10 +24,10 @@ import msgspec
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
-from omni_bus.wire.frames import Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
+from omni_bus.wire.frames import CLIENT_FRAMES, Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
 from omni_bus.wire.payloads import Payload, kind_of
 
 if TYPE_CHECKING:
@@ -87,11 +87,13 @@ class Request:
 
         Raises:
             UnknownName: the request has no such input.
-            BadInput: the payload has no form on the wire; the request goes on without it.
+            BadInput: the payload has no form on the wire, or is too large for it; the request goes on without it.
             OmniBusError: the request ended with that error.
         """
         try:
             effects = self._client.core.send(self.id, port, payload)
+        except InputTooLarge as error:
+            raise InputTooLarge(f"{port}: {error.message}", field=port) from error
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadInput(f"{port}: the {kind_of(payload)} can't be encoded: {error}", field=port) from error
         self._client.perform(effects)
@@ -202,7 +204,14 @@ class BusClient:
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
-        self._driver = Driver(name, listen, on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent)
+        self._driver = Driver(
+            name,
+            listen,
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            on_unsent=self._on_unsent,
+            understands=CLIENT_FRAMES,
+        )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)

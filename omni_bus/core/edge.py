@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
 from omni_bus.errors import BadFrame
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
-from omni_bus.wire.payloads import kind_of, size_of
+from omni_bus.wire.payloads import charge, kind_of, size_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId
@@ -60,7 +60,7 @@ class OutEdge:
 
     def push(self, payload: Payload) -> list[DataFrame]:
         """Send a payload, now or when credit allows; return the frames to send now."""
-        self._pending.append((payload, size_of(payload)))
+        self._pending.append((payload, charge(payload)))
         return self._flush()
 
     def finish(self, finish: Finish) -> list[DataFrame]:

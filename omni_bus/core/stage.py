@@ -370,8 +370,12 @@ class StageCore:
             live.first_output_at = now
         effects: list[StageEffect] = []
         for edge in live.out_ports.get(port, ()):
+            try:
+                frames = edge.push(payload)
+            except InputTooLarge as error:  # not the client's input: what the engine made of it
+                raise StageFailed(f"stage '{self.stage}' failed: {error.message}", stage=self.stage) from error
             live.bytes_out += size_of(payload)
-            effects += self._sent(live, edge, edge.push(payload))
+            effects += self._sent(live, edge, frames)
         return effects + self._after_output(live, now)
 
     def _on_finished(self, live: _Live, finish: Finish, now: float) -> list[StageEffect]:
@@ -551,4 +555,8 @@ def stage_failed(error: BaseException, stage: str) -> OmniBusError:
     """Return an engine's own exception as the error that its request ends with."""
     if isinstance(error, OmniBusError):
         return error
-    return StageFailed(f"stage '{stage}' failed: {type(error).__name__}: {error}", stage=stage)
+    try:
+        said = f": {error}"
+    except Exception:  # noqa: BLE001 (an engine's exception may not even be able to say what it is)
+        said = ""
+    return StageFailed(f"stage '{stage}' failed: {type(error).__name__}{said}", stage=stage)

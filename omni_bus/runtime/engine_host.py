@@ -21,11 +21,11 @@ from omni_bus.engine import (
     Inputs,
     Output,
     SessionEngine,
-    Starved,
     StepEngine,
     StreamingEngine,
 )
-from omni_bus.errors import OmniBusError
+from omni_bus.errors import OmniBusError, StageFailed
+from omni_bus.runtime.engine_events import breach, checked
 from omni_bus.wire.frames import Finish
 
 if TYPE_CHECKING:
@@ -101,7 +101,10 @@ class EngineThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            try:
+                call()
+            except BaseException:  # a call handles its own errors; one that does not must not be the last
+                logger.exception("a call on the engine's thread failed")
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -113,8 +116,9 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_exception(error)
 
 
-_RAISED = (Exception, SystemExit)
-"""What an engine's call may raise at the cost of its requests only: some libraries exit where others raise."""
+_RAISED = (BaseException,)
+"""What an engine's call may raise at the cost of its requests only: some libraries exit where others raise, and a
+panic in Rust is no `Exception`. Without this it would end the thread, and every later request would wait for ever."""
 
 MAX_LAG_PERIODS = 8
 """A session engine that was held up makes up for so many periods, and lets go of what it missed before them."""
@@ -124,19 +128,6 @@ def _log_raised(stage: str, call: str, error: BaseException) -> None:
     """Say where an engine raised; not with what message, since it may quote a prompt."""
     fields = {"stage": stage, "call": call, "error": type(error).__name__}
     logger.error("the engine raised", exc_info=error, extra={"fields": fields})
-
-
-def _checked(events: Any) -> list[Event]:
-    """Return what a step returned as a list of events.
-
-    Raises:
-        TypeError: it is not a sequence of events.
-    """
-    listed = list(events)
-    for event in listed:
-        if not isinstance(event, Output | Finished | Starved | Failure):
-            raise TypeError(f"a step returned a {type(event).__name__} among its events")
-    return listed
 
 
 EngineEffect: TypeAlias = Start | Add | Feed | Suspend | Resume | Step | Abort
@@ -203,16 +194,31 @@ class StepHost:
         events: Sequence[Event] = ()
         if held:
             try:
-                events = _checked(self._engine.step(held))
+                events = self._judge(checked(self._engine.step(held)))
             except _RAISED as error:  # a step that raises ends the requests in it; others keep their state
                 for request in held:
                     self._drop(request)
                 said = self._as_error("step", error)
+                if len(held) > 1 and not isinstance(error, OmniBusError):
+                    # What it says may quote one of the prompts, and all of their clients would read it.
+                    said = StageFailed(f"stage '{self._stage}' failed: {type(error).__name__}", stage=self._stage)
                 events = [Failure(request, said) for request in held]
         for event in events:
             if isinstance(event, Finished | Failure):
                 self._held.discard(event.request)
         self._loop.call_soon_threadsafe(self._stepped, events)
+
+    def _judge(self, events: Sequence[Event]) -> list[Event]:
+        """Put a failure in the place of each event that breaks the engine's contract; it costs that request only."""
+        judged: list[Event] = []
+        for event in events:
+            broken = breach(event, self._engine)
+            if broken is None:
+                judged.append(event)
+                continue
+            self._drop(event.request)
+            judged.append(Failure(event.request, stage_failed(broken, self._stage)))
+        return judged
 
     def _abort(self, request: RequestId) -> None:
         self._drop(request)
@@ -364,10 +370,19 @@ class StreamingHost:
                     if isinstance(output, Finish):
                         finish = output
                         continue
-                    port, payload = output
-                    self._listener.on_events([Output(request, port, payload)])
+                    event = Output(request, *output)
+                    if (broken := breach(event, self._engine)) is not None:
+                        raise broken
+                    self._listener.on_events([event])
                     await run.may_advance.wait()
             end = Finished(request, finish)
+            if (broken := breach(end, self._engine)) is not None:
+                raise broken
+        except asyncio.CancelledError:
+            if run.is_aborted:
+                raise
+            # Something within the engine was cancelled, not this request: it ends, and says so.
+            end = Failure(request, StageFailed(f"stage '{self._stage}' failed: it was cancelled", stage=self._stage))
         except _RAISED as error:  # whatever an engine raises ends its request alone
             if not isinstance(error, OmniBusError):
                 _log_raised(self._stage, "run", error)

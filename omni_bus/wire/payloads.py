@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from omni_bus.errors import InputTooLarge
+
 
 class Blob:
     """Raw bytes outside the header.
@@ -335,14 +337,37 @@ HEADER_BYTES = 64
 """What a payload costs in flow control besides its bulk, so that empty chunks are not free."""
 
 
+MAX_IN_HEADER_BYTES = 15 * 1024 * 1024
+"""Text and JSON travel in a frame's header, which `codec.MAX_HEADER_BYTES` limits; the rest of a chunk is small."""
+
+
 def size_of(payload: Payload) -> int:
-    """Return the bytes that flow control charges for a payload."""
+    """Return the bytes that flow control charges for a payload.
+
+    Raises:
+        ValueError, OverflowError, TypeError: it has no form on the wire (a lone surrogate, an integer over 64 bits).
+    """
     match payload:
         case Text(text=text):
-            return HEADER_BYTES + len(text.encode("utf-8", "surrogatepass"))
+            return HEADER_BYTES + len(text.encode())
         case Tokens(ids=blob):
             return HEADER_BYTES + len(blob)
         case Json(value=value):
             return HEADER_BYTES + len(msgspec.msgpack.encode(value))
         case _:
             return HEADER_BYTES + len(payload.data)
+
+
+def charge(payload: Payload) -> int:
+    """Return the size of a payload that is about to be sent.
+
+    Raises:
+        InputTooLarge: text or JSON that no frame can hold.
+        ValueError, OverflowError, TypeError: see `size_of`.
+    """
+    size = size_of(payload)
+    if size > MAX_IN_HEADER_BYTES and isinstance(payload, Text | Json):
+        raise InputTooLarge(
+            f"{kind_of(payload)} of {size} bytes came (allowed: at most {MAX_IN_HEADER_BYTES})", field="payload"
+        )
+    return size

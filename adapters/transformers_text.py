@@ -129,6 +129,8 @@ class TransformersText(StepEngine):
     _vocab_size: int
     _device: torch.device
     _context_length: int
+    _max_prompt_characters: int
+    """A longer prompt can't fit, whatever its tokens are."""
     _prefill_chunk: int
     _pool: KvPool
 
@@ -241,6 +243,8 @@ class TransformersText(StepEngine):
         ends = model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
         self._ends = frozenset({*ends, self._tokenizer.eos_token_id} - {None})
+        longest_token = max(map(len, self._tokenizer.get_vocab()))
+        self._max_prompt_characters = self._context_length * longest_token
 
     def _refuse(self, reason: str) -> None:
         raise StartFailed(f"model: '{self.options.model}' can't be served by this adapter: {reason}", field="model")
@@ -316,6 +320,14 @@ class TransformersText(StepEngine):
     def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
         import jinja2
 
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters > self._max_prompt_characters or len(messages) > self._context_length:
+            # Said without asking the tokenizer: ten million characters keep it, and every other request, for seconds.
+            raise BadInput(
+                f"messages: {num_characters} characters in {len(messages)} messages are beyond the context length of "
+                f"{self._context_length} tokens (allowed: at most {self._max_prompt_characters} characters)",
+                field="messages",
+            )
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except jinja2.TemplateError as error:

@@ -424,6 +424,29 @@ def test_prompt_beyond_the_context_is_refused(small: TransformersText) -> None:
     assert small.statistics().num_active == 0
 
 
+@pytest.mark.parametrize("num_messages", [1, 100])
+def test_hopeless_prompt_is_refused_unread(
+    small: TransformersText, monkeypatch: pytest.MonkeyPatch, num_messages: int
+) -> None:
+    """The tokenizer works on the thread that steps everybody's requests: ten megabytes would stop them for seconds."""
+    monkeypatch.setattr(small, "_tokenizer", None)
+    messages = [{"role": "user", "content": "a" * 100_000}] * num_messages
+
+    with pytest.raises(BadInput, match=rf"{100_000 * num_messages} characters .* of 64 tokens \(allowed: ") as caught:
+        StepDriver(small).add({"prompt": [Json({"messages": messages})]}, greedy())
+
+    assert caught.value.field == "messages"
+
+
+def test_longest_prompt_that_fits_is_read(small: TransformersText) -> None:
+    """The bound is not below what tokens can hold."""
+    tokenizer = small._tokenizer
+    longest = max(tokenizer.get_vocab(), key=len)
+    text = tokenizer.convert_tokens_to_string([longest]) * 30
+
+    small.abort(StepDriver(small).add(chat(text), greedy()))
+
+
 def test_request_beyond_all_slots_is_refused(small: TransformersText) -> None:
     driver = StepDriver(small)
     requests = [driver.add(chat(FRANCE), greedy(2)) for _ in range(2)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
 from omni_bus.core.member import COORDINATOR
-from omni_bus.errors import BadFrame, InputTooLarge
+from omni_bus.errors import BadFrame, InputTooLarge, Unavailable
 from omni_bus.wire.frames import DATA_FRAMES, Open
 
 if TYPE_CHECKING:
@@ -161,3 +161,6 @@ class Driver:
 
     def _stuck(self, peer: Peer) -> None:
         logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})
+        if self._understands is not None and peer.actor == COORDINATOR and not self._leaving.done():
+            # What it missed can't be made up for, and its lane stays shut: only a newcomer is heard again.
+            self._leaving.set_result(Unavailable("the coordinator does not read what it is sent"))

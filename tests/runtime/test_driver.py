@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from omni_bus.errors import ErrorInfo
+from omni_bus.errors import ErrorInfo, Unavailable
 from omni_bus.ids import Peer, Sender
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.codec import Codec
@@ -144,3 +144,13 @@ async def test_frames_for_others_are_dropped_whoever_sends_them(listening: Liste
 async def test_data_of_anybody_is_passed_on(listening: Listening) -> None:
     """The request's route decides about it."""
     assert await listening.hears(Sender("voice.0", 7), Credit("r", 0, 1, 1)) == [Credit("r", 0, 1, 1)]
+
+
+async def test_actor_that_the_coordinator_stopped_hearing_leaves(listening: Listening) -> None:
+    """Its supervisor starts it anew; going on, it would be bound to nothing and never know."""
+    listening.driver._stuck(SOMEBODY)
+    assert not listening.driver.leaving.done(), "another peer's own trouble"
+
+    listening.driver._stuck(Peer(COORDINATOR.actor, 0, "ipc:///nowhere"))
+
+    assert isinstance(listening.driver.leaving.result(), Unavailable)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -275,10 +274,7 @@ def main() -> None:
     measured.header()
     results = uvloop.run(run(args))
     report(**results)
-    if args.json:
-        with open(args.json, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(results)))
-    sys.exit(0)
+    measured.write_json(args.json, results)
 
 
 if __name__ == "__main__":

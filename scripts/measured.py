@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from omni_bus.client import BusClient
 from omni_bus.runtime import rundir
 from omni_bus.runtime.deployment import read_deployment
@@ -192,3 +194,9 @@ def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float 
 def ratio(what: str, value: float, aim: str = "") -> None:
     """Print one ratio; `bench_all` reads these lines."""
     print(f"  {what:<72}{value:>10.3f}   {aim}".rstrip())
+
+
+def write_json(path: str | None, results: Any) -> None:
+    """Write every number to a file, if one was asked for."""
+    if path:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(results)))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Server-sent events through the gateway against the same stream taken straight from the bus, with 1, 100, 1,000 clients.
+"""Server-sent events through the gateway against the same stream straight from the bus, with 1, 100, 1,000 clients.
 
 One synthetic stage makes the same number of chunks a second in all, however many clients share it. A chunk's latency is
 from its making in the stage to its arrival: as an event of a chat completion on a TCP connection of its own, or as an
@@ -118,6 +118,7 @@ class Load:
         self.tally = Tally()
         self._bus = bus
         self._address = urlsplit(url)
+        self._host, self._port = self._address.hostname or "", self._address.port or 0
         self._way = way
         self._num_clients = num_clients
         self._messages = stamped.prompt(FOREVER, num_clients / rate)
@@ -132,10 +133,9 @@ class Load:
             self._tasks = [asyncio.create_task(self._read_bus(first)) for first in begun]
             await asyncio.gather(*begun)
             return
-        host, port = self._address.hostname, self._address.port
-        body = json.dumps({**self._messages, "stream": True}).encode()
+        host, body = self._address.netloc, json.dumps({**self._messages, "stream": True}).encode()
         for _ in range(self._num_clients):
-            _, reader = await loop.create_connection(lambda: EventReader(self, body, f"{host}:{port}"), host, port)
+            _, reader = await loop.create_connection(lambda: EventReader(self, body, host), self._host, self._port)
             self._readers.append(reader)
         await asyncio.gather(*(reader.has_begun for reader in self._readers))
 

@@ -7,8 +7,8 @@ Two loads on the same three-stage pipeline (source, a streaming relay, a step re
   its own; the latency of a chunk is from its making to its delivery, across three hops;
 - flat out: a step source makes a chunk of every request in each step, as fast as credit lets it.
 
-Measured over a window in which all requests stream; then all of them are cancelled at once, which gives the latency of a
-cancel under that load. Processor seconds are those of the stages and the coordinator; the client's are told apart.
+Measured over a window in which all requests stream; then all of them are cancelled at once, which gives the latency of
+a cancel under that load. Processor seconds are those of the stages and the coordinator; the client's are told apart.
 Last, short and long requests run to their end, and the coordinator tells how many frames it has seen of each.
 
 Run: ``python scripts/bench_pipeline.py [--quick] [--seconds S] [--rounds N]``
@@ -212,16 +212,16 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything in one deployment."""
     concurrencies = (1, 10, 20) if args.quick else (1, 10, 100, 1000)
     seconds, rounds = (0.3, 1) if args.quick else (args.seconds, args.rounds)
-    windows: dict[str, dict[int, list[Window]]] = {name: {n: [] for n in concurrencies} for name in ("even", "flat_out")}
+    windows: dict[str, dict[int, list[Window]]] = {
+        name: {n: [] for n in concurrencies} for name in ("even", "flat_out")
+    }
     with measured.Deployment(TOML) as deployment:
         client = await deployment.client()
         try:
             for _ in range(rounds):
                 for name, by_concurrency in windows.items():
                     for concurrency, found in by_concurrency.items():
-                        window = await measure(
-                            deployment, client, name, concurrency, rate=args.rate, seconds=seconds
-                        )
+                        window = await measure(deployment, client, name, concurrency, rate=args.rate, seconds=seconds)
                         found.append(window)
             num = 5 if args.quick else 50
             frames = {chunks: await control_frames(client, num, chunks) for chunks in (1, 20 if args.quick else 500)}
@@ -259,7 +259,9 @@ def report(windows: dict[str, dict[int, list[Window]]], frames: dict[int, float]
         measured.ratio(what, measured.median(by_round), "aim: at most 1.2")
     short, long = frames
     measured.ratio(f"coordinator frames per request of {short} chunk, in and out", frames[short], "aim: at most 6")
-    measured.ratio(f"coordinator frames per request of {long} chunks / of {short}", frames[long] / frames[short], "aim: 1.0")
+    measured.ratio(
+        f"coordinator frames per request of {long} chunks / of {short}", frames[long] / frames[short], "aim: 1.0"
+    )
 
 
 def main() -> None:

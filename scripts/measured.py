@@ -41,7 +41,7 @@ class Deployment:
 
     def __init__(self, toml: str) -> None:
         # Short, because the paths of sockets are limited to 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))  # noqa: S108 (see above; mkdtemp makes it ours alone)
+        self._folder = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))
         (self._folder / "bench.toml").write_text(toml, encoding="utf-8")
         self._environ = {
             **os.environ,
@@ -181,9 +181,7 @@ def header() -> None:
 def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> None:
     """Print a table; one row for each thing that was measured."""
     shown = {name: [f"{v:,.4g}" if isinstance(v, float) else str(v) for v in row] for name, row in rows.items()}
-    widths = [
-        max(len(column), *(len(row[i]) for row in shown.values())) + 2 for i, column in enumerate(columns)
-    ]
+    widths = [max(len(column), *(len(row[i]) for row in shown.values())) + 2 for i, column in enumerate(columns)]
     first = max(map(len, shown), default=0)
     print(f"\n{title}")
     print(f"  {'':<{first}}" + "".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True)))

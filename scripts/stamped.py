@@ -68,7 +68,9 @@ def read_plan(payload: Payload) -> Plan:
         num_chunks, period_s = payload.value["messages"][-1]["content"].split()
         return Plan(int(num_chunks), float(period_s))
     except (AssertionError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput("prompt: not a message with a count and seconds (allowed: '100 0.02')", field="prompt") from error
+        raise BadInput(
+            "prompt: not a message with a count and seconds (allowed: '100 0.02')", field="prompt"
+        ) from error
 
 
 def stamp() -> Text:
@@ -105,7 +107,7 @@ class EvenSource(StreamingEngine):
 
 
 class StepSource(StepEngine):
-    """Every step makes one chunk of each request in it, as a language model does; takes the longest period among them."""
+    """Every step makes one chunk of each request in it, as a language model does, and takes the longest period."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
     emits: ClassVar[dict[str, str]] = {"text": "text"}

@@ -24,7 +24,7 @@ from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
 from omni_bus.runtime.process import child_main
 from omni_bus.runtime.signals import Stop
-from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, StageStats, Welcome
+from omni_bus.wire.frames import Chunk, Credit, Introduce, Lost, Ping, Refused, StageStats, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,6 +145,8 @@ class StageActor:
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         match frame:
+            case Chunk() | Credit():
+                self._perform(self._core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 self._perform(self._member.on_frame(frame))
             case _:

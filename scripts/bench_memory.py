@@ -2,8 +2,8 @@
 """Resident memory of every process after many requests against after few: nothing of an ended request may stay.
 
 Short requests run to their end through three stages, 16 at a time; every tenth comes as a chat completion over HTTP,
-the others straight over the bus. Memory is read when all requests so far have ended. What is bounded on purpose fills up
-early: 4,096 tombstones in each core.
+the others straight over the bus. Memory is read when all requests so far have ended. What is bounded on purpose fills
+up early: 4,096 tombstones in each core.
 
 Run: ``python scripts/bench_memory.py [--quick] [--requests N] [--first N] [--max-seconds S]``
 """

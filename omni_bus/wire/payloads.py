@@ -186,9 +186,12 @@ KINDS: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in PAYLOAD
 """The names that ports and edges are declared with."""
 
 
+_KIND_OF: dict[type[Payload], str] = dict(zip(PAYLOAD_TYPES, KINDS, strict=True))
+
+
 def kind_of(payload: Payload) -> str:
     """Return the payload's tag."""
-    return str(payload.__struct_config__.tag)
+    return _KIND_OF[type(payload)]
 
 
 DTYPE_BYTES: dict[str, int] = {
@@ -339,7 +342,8 @@ def size_of(payload: Payload) -> int:
     """Return the bytes that flow control charges for a payload."""
     match payload:
         case Text(text=text):
-            return HEADER_BYTES + len(text.encode("utf-8", "surrogatepass"))
+            # Called several times for each chunk; of ASCII the length is known without encoding it.
+            return HEADER_BYTES + (len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
         case Tokens(ids=blob):
             return HEADER_BYTES + len(blob)
         case Json(value=value):

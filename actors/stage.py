@@ -22,7 +22,7 @@ from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main
+from omni_bus.runtime.process import child_main, settle
 from omni_bus.runtime.signals import Stop
 from omni_bus.wire.frames import Chunk, Credit, Introduce, Lost, Ping, Refused, StageStats, Welcome
 
@@ -209,6 +209,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     await asyncio.wait({stopping, loading, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         loading.result()
+        settle()
         await asyncio.wait({stopping, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if actor.leaving.done():
         raise actor.leaving.result()

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A payload from an output port."""
 
     port: str
     payload: Payload
 
 
-class End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True, gc=False):
     """An output port is complete."""
 
     port: str

@@ -7,8 +7,9 @@ Two loads on the same three-stage pipeline (source, a streaming relay, a step re
   its own; the latency of a chunk is from its making to its delivery, across three hops;
 - flat out: a step source makes a chunk of every request in each step, as fast as credit lets it.
 
-Measured over a window in which all requests stream; then some are cancelled one by one and the rest at once, which gives
-the latency of a cancel under that load. Processor seconds are those of the stages and the coordinator; the client's are told apart.
+Measured over a window in which all requests stream; then some are cancelled one by one and the rest at once, which
+gives the latency of a cancel under that load. Processor seconds are those of the stages and the coordinator; the
+client's are told apart.
 Last, short and long requests run to their end, and the coordinator tells how many frames it has seen of each.
 
 Run: ``python scripts/bench_pipeline.py [--quick] [--seconds S] [--rounds N]``
@@ -133,11 +134,13 @@ class Streams:
             first.set_exception(error)
 
     async def close(self) -> tuple[list[float], float]:
-        """Cancel some requests one by one, then all others; return the seconds of each of the former, and of the rest."""
+        """Cancel some requests one by one, then all others; return the seconds of each, and of all others."""
         some = self.requests[:: max(1, len(self.requests) // NUM_SINGLE_CANCELS)][:NUM_SINGLE_CANCELS]
         one_by_one = [max(await self._cancel([request])) for request in some]
         rest = [request for request in self.requests if request not in some]
-        return one_by_one, max(await self._cancel(rest)) if rest else 0.0
+        of_rest = max(await self._cancel(rest)) if rest else 0.0
+        await asyncio.gather(*self._readers)
+        return one_by_one, of_rest
 
     async def _cancel(self, requests: list[Request]) -> list[float]:
         """Cancel at once; return the seconds until the coordinator confirmed each."""

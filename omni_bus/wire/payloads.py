@@ -65,20 +65,20 @@ SampleFormat: TypeAlias = Literal["s16", "f32"]
 Shape: TypeAlias = tuple[int, ...]
 
 
-class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+class Text(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text"):
     """A piece of text; pieces of one edge concatenate. Never ends inside a character."""
 
     text: str
     num_tokens: int = 0
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+class Tokens(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tokens"):
     """Token ids of the vocabulary that the edge's two stages share: int32."""
 
     ids: Blob
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
+class Tensor(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tensor"):
     """A dense array in C order."""
 
     dtype: Dtype
@@ -86,7 +86,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
     data: Blob
 
 
-class Audio(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
+class Audio(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="audio"):
     """PCM sound; pieces of one edge concatenate and have one rate, format and channel count."""
 
     rate_hz: int
@@ -100,7 +100,7 @@ class Audio(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
         return len(self.data) // (self.channels * (2 if self.format == "s16" else 4))
 
 
-class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+class Image(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="image"):
     """One picture: uint8, (height, width, channels), channels 1 grey, 3 RGB or 4 RGBA."""
 
     height: int
@@ -109,7 +109,7 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     data: Blob
 
 
-class Video(msgspec.Struct, frozen=True, array_like=True, tag="video"):
+class Video(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="video"):
     """Consecutive frames: uint8, (frames, height, width, 3).
 
     `first_frame` is the index of the first one in the whole stream; frame i is shown at
@@ -125,7 +125,7 @@ class Video(msgspec.Struct, frozen=True, array_like=True, tag="video"):
     data: Blob
 
 
-class Codes(msgspec.Struct, frozen=True, array_like=True, tag="codes"):
+class Codes(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="codes"):
     """Codec codes: int32, (frames, codebooks), at `frame_rate_hz`."""
 
     num_frames: int
@@ -134,7 +134,7 @@ class Codes(msgspec.Struct, frozen=True, array_like=True, tag="codes"):
     data: Blob
 
 
-class Hidden(msgspec.Struct, frozen=True, array_like=True, tag="hidden"):
+class Hidden(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="hidden"):
     """Hidden states: (tokens, width), of consecutive positions from `first_position`."""
 
     first_position: int
@@ -143,7 +143,7 @@ class Hidden(msgspec.Struct, frozen=True, array_like=True, tag="hidden"):
     data: Blob
 
 
-class Latents(msgspec.Struct, frozen=True, array_like=True, tag="latents"):
+class Latents(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="latents"):
     """Diffusion latents at denoising step `step` of `num_steps`."""
 
     step: int
@@ -153,13 +153,13 @@ class Latents(msgspec.Struct, frozen=True, array_like=True, tag="latents"):
     data: Blob
 
 
-class Json(msgspec.Struct, frozen=True, array_like=True, tag="json"):
+class Json(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="json"):
     """A small structured value (messages, actions' metadata): maps, lists, text, numbers, booleans, null."""
 
     value: Any
 
 
-class Media(msgspec.Struct, frozen=True, array_like=True, tag="media"):
+class Media(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="media"):
     """Encoded media as a client sent it or will get it, with its IANA media type."""
 
     media_type: str

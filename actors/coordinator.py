@@ -14,7 +14,7 @@ from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.member import COORDINATOR
 from omni_bus.runtime.deployment import Deployment
 from omni_bus.runtime.driver import Driver
-from omni_bus.runtime.process import EXIT_CUT, child_main
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     del arguments
     stop = Stop()
     actor = CoordinatorActor(deployment)
+    settle()
     await stop.requested.wait()
     is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()

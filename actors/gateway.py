@@ -21,7 +21,7 @@ from omni_bus.client import BusClient
 from omni_bus.errors import ConfigError
 from omni_bus.gateway import Gateway, GatewayServer
 from omni_bus.registry import GATEWAY_GROUP, load_class
-from omni_bus.runtime.process import EXIT_CUT, child_main
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     parser.add_argument("--fd", type=int, required=True)
     given = parser.parse_args(arguments)
     actor = await GatewayActor.start(deployment, given.name, given.index, socket.socket(fileno=given.fd))
+    settle()
     logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
     stopping = asyncio.create_task(stop.requested.wait())
     await asyncio.wait({stopping, actor.client.leaving}, return_when=asyncio.FIRST_COMPLETED)

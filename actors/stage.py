@@ -22,9 +22,19 @@ from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main
+from omni_bus.runtime.process import child_main, settle
 from omni_bus.runtime.signals import Stop
-from omni_bus.wire.frames import STAGE_FRAMES, Introduce, Lost, Ping, Refused, StageStats, Welcome
+from omni_bus.wire.frames import (
+    STAGE_FRAMES,
+    Chunk,
+    Credit,
+    Introduce,
+    Lost,
+    Ping,
+    Refused,
+    StageStats,
+    Welcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +160,8 @@ class StageActor:
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         match frame:
+            case Chunk() | Credit():
+                self._perform(self._core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 self._perform(self._member.on_frame(frame))
             case _:
@@ -216,6 +228,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     await asyncio.wait({stopping, loading, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         loading.result()
+        settle()
         await asyncio.wait({stopping, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if actor.leaving.done():
         raise actor.leaving.result()

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, OmniBusError, Unavailable
-from omni_bus.gateway import STOPPING, Gateway
+from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -380,9 +380,15 @@ class EventStream:
         """
         if not self.has_begun:
             await self.response.prepare(self._request)
+        event = b"data: " + data + b"\n\n"
+        transport = self._request.transport
+        if transport is not None and len(event) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
+            # As nothing waits for the client, this one has room and can't wait: no timer is needed.
+            await self.response.write(event)
+            return
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(b"data: " + data + b"\n\n")
+                await self.response.write(event)
                 await self._request.writer.drain()
         except TimeoutError:
             if self._request.transport is not None:

@@ -27,7 +27,19 @@ from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
-from omni_bus.wire.frames import CLIENT_FRAMES, Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
+from omni_bus.wire.frames import (
+    CLIENT_FRAMES,
+    Chunk,
+    Credit,
+    Finish,
+    Introduce,
+    Lost,
+    Ping,
+    Refused,
+    Route,
+    Submit,
+    Welcome,
+)
 from omni_bus.wire.payloads import Payload, kind_of
 
 if TYPE_CHECKING:
@@ -41,14 +53,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A payload from an output port."""
 
     port: str
     payload: Payload
 
 
-class End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True, gc=False):
     """An output port is complete."""
 
     port: str
@@ -349,6 +361,8 @@ class BusClient:
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         del now
         match frame:
+            case Chunk() | Credit():
+                self.perform(self.core.on_frame(sender, frame))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
@@ -371,6 +385,10 @@ class BusClient:
 
     def _perform(self, effect: Any) -> None:
         match effect:
+            case Deliver(request=request, port=port, payload=payload):
+                handle = self.requests.get(request)
+                if handle is not None:
+                    handle.on_event(Item(port, payload))
             case Answered(call=call, result=result, error=error):
                 future = self._calls.get(call)
                 if future is None or future.done():
@@ -383,7 +401,7 @@ class BusClient:
                 handle = self.requests.pop(request, None)
                 if handle is not None:
                     handle.on_ended(error)
-            case Admitted() | Deliver() | PortEnded() | Writable():
+            case Admitted() | PortEnded() | Writable():
                 handle = self.requests.get(effect.request)
                 if handle is not None:
                     _tell(handle, effect)
@@ -391,12 +409,10 @@ class BusClient:
                 raise AssertionError(f"nobody carries out {effect}")
 
 
-def _tell(handle: Request, effect: Admitted | Deliver | PortEnded | Writable) -> None:
+def _tell(handle: Request, effect: Admitted | PortEnded | Writable) -> None:
     match effect:
         case Admitted(route=route):
             handle.on_admitted(route)
-        case Deliver(port=port, payload=payload):
-            handle.on_event(Item(port, payload))
         case PortEnded(port=port, finish=finish):
             handle.on_event(End(port, finish))
         case Writable(port=port):

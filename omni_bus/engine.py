@@ -53,7 +53,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     deadline: float | None = None
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """A payload for one of the stage's output ports."""
 
     request: RequestId
@@ -61,14 +61,14 @@ class Output(msgspec.Struct, frozen=True):
     payload: Payload
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The request is complete; the engine holds nothing of it any more."""
 
     request: RequestId
     finish: Finish = Finish()
 
 
-class Starved(msgspec.Struct, frozen=True):
+class Starved(msgspec.Struct, frozen=True, gc=False):
     """The request has nothing to do before more input comes (step engines that stream their input)."""
 
     request: RequestId

@@ -5,6 +5,7 @@ A request (`omni_bus.core.request` has its states) leaves in `_end`, the one pla
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
@@ -89,6 +90,8 @@ class CoordinatorCore:
         self._health = Health()
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0}
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
 
     @property
     def num_live(self) -> int:
@@ -110,6 +113,17 @@ class CoordinatorCore:
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
+        self._received[type(frame).__name__] += 1
+        return self._counted(self._on_frame(sender, frame, now))
+
+    def _counted(self, effects: list[Common]) -> list[Common]:
+        """Count what is sent, by kind of frame."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._sent[type(effect.frame).__name__] += 1
+        return effects
+
+    def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         if isinstance(frame, Hello):
             return self._on_hello(sender, frame, now)
         actor = self._membership.get(sender)
@@ -155,6 +169,9 @@ class CoordinatorCore:
 
     def on_timer(self, key: TimerKey, now: float) -> list[Common]:
         """A timer that was set is due."""
+        return self._counted(self._on_timer(key, now))
+
+    def _on_timer(self, key: TimerKey, now: float) -> list[Common]:
         kind, of = key
         match kind:
             case "deadline":
@@ -536,6 +553,7 @@ class CoordinatorCore:
         return {
             "is_draining": self._is_draining,
             "requests": {"live": len(self._requests), **self._ended},
+            "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "actors": [
                 {

@@ -88,9 +88,10 @@ class Driver:
     def perform(self, effects: Iterable[Any], other: Callable[[Any], None] | None = None) -> None:
         """Carry out effects in order; those that not every core has go to `other`."""
         for effect in effects:
+            if type(effect) is Send:  # by far the most frequent one; a class pattern takes three times as long
+                self._send(effect.peer, effect.frame)
+                continue
             match effect:
-                case Send(peer=peer, frame=frame):
-                    self._send(peer, frame)
                 case SetTimer(key=key, at=at):
                     self._drop_timer(key)
                     self._timers[key] = self._loop.call_at(at, self._due, key)

@@ -149,26 +149,42 @@ class StepHost:
         """A step asked for now follows the one before it at the period."""
         self._held: set[RequestId] = set()
         """Requests that the engine has; touched on its thread only."""
+        self._calls: list[Callable[[], None]] = []
+        """What the engine must do: handed over with the step or abort that follows, or at the end of the loop's turn.
+        Handing over wakes the engine's thread, which costs more than most calls."""
 
     def perform(self, effect: EngineEffect) -> None:
         """Carry out an effect of the core."""
         match effect:
-            case Add(request=request, inputs=inputs):
-                wanted = self._listener.request(request)
-                self._thread.post(lambda: self._add(wanted, inputs))
             case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
-                self._thread.post(lambda: self._feed(request, port, payloads, is_last=is_last))
+                self._do_soon(lambda: self._feed(request, port, payloads, is_last=is_last))
             case Step(requests=requests):
                 if not self._is_on_time:
                     self._due_at = self._loop.time()
-                self._thread.post(lambda: self._step(requests))
+                self._calls.append(lambda: self._step(requests))
+                self._hand_over()
+            case Add(request=request, inputs=inputs):
+                wanted = self._listener.request(request)
+                self._do_soon(lambda: self._add(wanted, inputs))
             case Abort(request=request):
-                self._thread.post(lambda: self._abort(request))
+                self._calls.append(lambda: self._abort(request))
+                self._hand_over()
             case _:
                 raise AssertionError(f"a step engine has no {effect}")
 
+    def _do_soon(self, call: Callable[[], None]) -> None:
+        if not self._calls:
+            self._loop.call_soon(self._hand_over)
+        self._calls.append(call)
+
+    def _hand_over(self) -> None:
+        if self._calls:
+            calls, self._calls = self._calls, []
+            self._thread.post(lambda: _call_all(calls))
+
     async def close(self) -> None:
-        """Nothing is left to do: the thread ends with its calls."""
+        """Leave nothing to be called after the engine's own `close`; the thread ends with its calls."""
+        self._hand_over()
 
     # --- on the engine's thread -------------------------------------------------------------------------------
 
@@ -259,9 +275,16 @@ class StepHost:
         self._is_on_time = False
 
 
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
 class _PortInput(msgspec.Struct):
-    payloads: deque[Payload]
+    payloads: deque[Payload] = msgspec.field(default_factory=deque)
     is_ended: bool = False
+    waiters: list[asyncio.Future[None]] = []
+    """Of whoever iterates and has taken all; futures, since an `asyncio.Event` costs each chunk three times as much."""
 
 
 class _StreamInputs(Inputs):
@@ -270,15 +293,18 @@ class _StreamInputs(Inputs):
     def __init__(self, request: RequestId, listener: Listener) -> None:
         self._request = request
         self._listener = listener
+        self._loop = asyncio.get_running_loop()
         self._ports: dict[str, _PortInput] = {}
-        self._changed = asyncio.Event()
 
     def feed(self, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
         """Take what came."""
         held = self._port(port)
         held.payloads.extend(payloads)
         held.is_ended = held.is_ended or is_last
-        self._changed.set()
+        waiters, held.waiters = held.waiters, []
+        for waiter in waiters:
+            if not waiter.done():  # cancelled with whoever waited
+                waiter.set_result(None)
 
     async def port(self, name: str) -> AsyncIterator[Payload]:
         """Iterate as input comes."""
@@ -290,11 +316,15 @@ class _StreamInputs(Inputs):
                 yield payload
             if held.is_ended:
                 return
-            self._changed.clear()
-            await self._changed.wait()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            held.waiters.append(waiter)
+            await waiter
 
     def _port(self, name: str) -> _PortInput:
-        return self._ports.setdefault(name, _PortInput(deque()))
+        held = self._ports.get(name)
+        if held is None:
+            held = self._ports[name] = _PortInput()
+        return held
 
 
 class _Run:
@@ -374,7 +404,8 @@ class StreamingHost:
                     if (broken := breach(event, self._engine)) is not None:
                         raise broken
                     self._listener.on_events([event])
-                    await run.may_advance.wait()
+                    if not run.may_advance.is_set():
+                        await run.may_advance.wait()
             end = Finished(request, finish)
             if (broken := breach(end, self._engine)) is not None:
                 raise broken

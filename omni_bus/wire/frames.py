@@ -288,7 +288,7 @@ class Open(Frame, frozen=True):
     params: dict[str, dict[str, Any]] = {}
 
 
-class Chunk(Frame, frozen=True):
+class Chunk(Frame, frozen=True, gc=False):
     """The `seq`-th payload of an edge, from 0."""
 
     request: RequestId
@@ -297,7 +297,7 @@ class Chunk(Frame, frozen=True):
     payload: Payload
 
 
-class Credit(Frame, frozen=True):
+class Credit(Frame, frozen=True, gc=False):
     """The sender of `edge` may send up to this many chunks and charged bytes in all, counted from the beginning."""
 
     request: RequestId
@@ -306,7 +306,7 @@ class Credit(Frame, frozen=True):
     bytes: int
 
 
-class Close(Frame, frozen=True):
+class Close(Frame, frozen=True, gc=False):
     """The edge ended after `num_chunks` chunks."""
 
     request: RequestId

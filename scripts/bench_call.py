@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -212,6 +213,8 @@ class XoscarCaller:
         import xoscar  # pyright: ignore[reportMissingImports]
         from xoscar_echo import Echo
 
+        # Its processes import the actor by name, and start without this one's path.
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         pool = await xoscar.create_actor_pool("127.0.0.1:0", n_process=1)
         async with pool:
             strategy = xoscar.allocate_strategy.ProcessIndex(1)

@@ -97,11 +97,13 @@ class Deployment:
         assert self._process is not None
         assert self._process.stdout is not None
         begun: dict[str, float] = {}
+        seen: list[str] = []
         alarm = threading.Timer(START_S, self._process.kill)
         alarm.start()
         try:
             for line in self._process.stdout:
                 event = json.loads(line)
+                seen = [*seen[-19:], line.decode()]
                 if event["event"] == "process" and "pid" in event:
                     self.pids[event["process"]] = event["pid"]
                     begun.setdefault(event["process"], event["time"])
@@ -113,7 +115,7 @@ class Deployment:
                     return
         finally:
             alarm.cancel()
-        raise RuntimeError("the deployment did not start")
+        raise RuntimeError(f"the deployment did not start: {''.join(seen)}")
 
     def _discard(self) -> None:
         """Read the log, so that nobody waits to write it."""

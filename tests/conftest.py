@@ -84,6 +84,10 @@ def _lasting_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
+GRACE_S = 5.0
+"""A thread that was told to end does so within this, on a machine that is busy with other things."""
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     """Fail a test that ends with a child process or a non-daemon thread of its own still running."""
@@ -94,4 +98,6 @@ def _leaves_nothing() -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert children == {}, "child processes still run after the test"
+    for thread in _lasting_threads() - threads_before:
+        thread.join(GRACE_S)  # a pool that was told to end may still be ending
     assert _lasting_threads() <= threads_before, "threads still run after the test"

@@ -75,7 +75,7 @@ def test_answers_and_refusals(up, omni_bus, tmp_path) -> None:
         ("hi", *voice, "--audio-out", str(tmp_path)): "that is a directory, not a file",
         ("hi", *voice, "-p", "llm"): "-p llm: expected STAGE.NAME=VALUE",
         ("hi", *voice, "-p", "lm.tokens=1"): "unknown stage of 'synthetic-voice' 'lm'; did you mean 'llm'?",
-        ("hi", *voice, "-p", "llm.token=1"): "unknown field `token`",
+        ("hi", *voice, "-p", "llm.token=1"): "unknown parameter 'token'; did you mean 'tokens'?",
         ("hi", *voice, "-p", "llm.tokens=0"): "tokens: Expected `int` >= 1",
         ("hi", *voice, "-p", "llm.fail_at_step=1"): "synthetic failure at step 1",
         ("hi", *voice, "--timeout", "-1"): "--timeout -1: not a positive number of seconds",

@@ -55,7 +55,12 @@ class StageActor:
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
-            name, deployment.listen(name), on_frame=self._on_frame, on_timer=self._on_timer, on_unsent=self._on_unsent
+            name,
+            deployment.listen(name),
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            on_unsent=self._on_unsent,
+            arena=deployment.arena,
         )
         self._thread = EngineThread(name)
         self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))

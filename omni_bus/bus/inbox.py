@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
 from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, WILDCARD_HOSTS, SocketLimits, descriptor_of, open_router
 from omni_bus.errors import BadFrame, BadInput
 from omni_bus.ids import Sender, parse_sender
-from omni_bus.wire.codec import MAX_PARTS, Codec
+from omni_bus.wire.codec import MAX_PARTS, BadChunk, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.codec import Reference
 
-    Deliver = Callable[[Sender, AnyFrame], None]
+    Deliver = Callable[[Sender, Any], None]
+    Fetch = Callable[[Sender, Reference], memoryview]
     Part = bytes | memoryview
 
 _log = logging.getLogger(__name__)
@@ -55,12 +57,15 @@ class Inbox:
     raises, the loop's exception handler is told and the next message is delivered.
 
     Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
-    dropped.
+    dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its place,
+    so that its request fails.
 
     Args:
         context: where the socket is made; its owner terminates it.
         endpoint: ``ipc://PATH`` or ``tcp://ADDRESS:PORT``; port 0 takes a free one.
         deliver: called with each frame and who sent it.
+        handlers: called instead of `deliver` with frames of these types.
+        fetch: views what a sender's reference means; raises `ValueError`. Without it a reference is no frame.
         advertise_host: what others connect to when `endpoint` listens on all interfaces.
         limits: of the socket.
         max_batch: messages per turn of the loop.
@@ -77,6 +82,8 @@ class Inbox:
         endpoint: str,
         deliver: Deliver,
         *,
+        handlers: Mapping[type, Deliver] = MappingProxyType({}),
+        fetch: Fetch | None = None,
         advertise_host: str = "",
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         max_batch: int = 128,
@@ -84,7 +91,10 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._max_batch = max_batch
-        self._codec = Codec()
+        self._handlers = handlers
+        self._fetch = fetch
+        self._sender: Sender | None = None
+        self._decode = Codec(fetch=None if fetch is None else self._fetch_for_sender).decode
         self._senders: dict[bytes, Sender] = {}
         self._num_delivered = 0
         self._num_bad = 0
@@ -158,18 +168,26 @@ class Inbox:
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")
             return
+        self._sender = sender
         try:
-            frame = self._codec.decode(parts)
+            frame = self._decode(parts)
         except BadFrame as error:
             self._drop(routing_id, error.message)
-            return
+            if not isinstance(error, BadChunk):
+                return
+            frame = error.chunk
         self._num_delivered += 1
         try:
-            self._deliver(sender, frame)
+            self._handlers.get(type(frame), self._deliver)(sender, frame)
         except Exception as error:  # noqa: BLE001 (one message must not stop the next; the loop's handler decides)
             self._loop.call_exception_handler(
                 {"message": f"delivering a {type(frame).__name__} from {sender.actor} failed", "exception": error}
             )
+
+    def _fetch_for_sender(self, reference: Reference) -> memoryview:
+        assert self._fetch is not None
+        assert self._sender is not None
+        return self._fetch(self._sender, reference)
 
     def _take_blobs(self, parts: list[Part]) -> None:
         has_more = True

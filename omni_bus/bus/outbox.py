@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import zmq
 
 from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, SocketLimits, descriptor_of, open_dealer
-from omni_bus.errors import BadInput, InputTooLarge
+from omni_bus.errors import BadInput, InputTooLarge, OmniBusError
 from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec
+from omni_bus.wire.frames import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from omni_bus.bus.arena import Arena
     from omni_bus.ids import Peer, Sender
+    from omni_bus.wire.codec import Reference
     from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.payloads import Blob
 
     Part = bytes | bytearray | memoryview
 
@@ -62,15 +67,45 @@ class OutboxStatistics(NamedTuple):
     dropped: int
 
 
+class _Sharing(enum.Enum):
+    """Whether a peer reads our arena."""
+
+    UNASKED = enum.auto()
+    OFFERED = enum.auto()
+    MAPPED = enum.auto()
+    NEVER = enum.auto()
+
+
+class _Waiting(NamedTuple):
+    """An encoded frame in a backlog, its length, and the generations of the slots that it refers to."""
+
+    parts: Sequence[Part]
+    num_bytes: int
+    lent: tuple[int, ...]
+
+
 class _Lane:
     """The way to one peer: a socket (None if it can't be opened) and the encoded frames that it would not take yet."""
 
-    __slots__ = ("backlog", "backlog_bytes", "descriptor", "is_flushing", "is_stuck", "peer", "send", "socket")
+    __slots__ = (
+        "backlog",
+        "backlog_bytes",
+        "descriptor",
+        "is_flushing",
+        "is_stuck",
+        "peer",
+        "reader",
+        "send",
+        "sharing",
+        "socket",
+    )
 
     def __init__(self, peer: Peer, socket: zmq.Socket[bytes] | None) -> None:
         self.peer = peer
+        self.reader = peer.sender
+        self.sharing = _Sharing.UNASKED if peer.endpoint.startswith("ipc://") else _Sharing.NEVER
         self.socket = socket
-        self.backlog: deque[tuple[Sequence[Part], int]] = deque()
+        self.backlog: deque[_Waiting] = deque()
         self.backlog_bytes = 0
         self.is_flushing = False
         self.is_stuck = False
@@ -118,7 +153,9 @@ class Outbox:
     sent, never a gap. `forget` ends that state.
 
     A `Blob` must not be modified after `send`: its memory is lent until ZeroMQ has written it (which keeps it alive),
-    it is not copied first.
+    it is not copied first. With an arena, blobs from the threshold on are copied into it for peers on this host, and
+    the frame holds a reference. Such a peer is asked first whether it can read the arena (`Offer`); until it says so
+    (`mapped`), and whenever there is no room, blobs travel in messages.
 
     Not for use from several threads.
 
@@ -128,6 +165,8 @@ class Outbox:
         on_stuck: told the peer whose frames are being dropped (also one whose address makes no sense).
         limits: of each socket.
         backlog: of each peer.
+        arena: where blobs are lent from, if at all.
+        lend_from_bytes: shorter blobs are not lent.
 
     Raises:
         BadInput: the sender's name is too long for a routing id.
@@ -142,6 +181,8 @@ class Outbox:
         on_stuck: Callable[[Peer], None],
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         backlog: BacklogLimits = DEFAULT_BACKLOG_LIMITS,
+        arena: Arena | None = None,
+        lend_from_bytes: int = 0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = context
@@ -153,7 +194,11 @@ class Outbox:
         self._on_stuck = on_stuck
         self._limits = limits
         self._max_frames, self._max_bytes = backlog
-        self._encode = Codec().encode
+        self._arena = arena
+        self._lane: _Lane | None = None
+        self._lent: list[int] = []
+        store = None if arena is None else self._lend
+        self._encode = Codec(store=store, store_from_bytes=lend_from_bytes).encode
         self._lanes: dict[Peer, _Lane] = {}
         self._num_handed_over = 0
         self._num_dropped = 0
@@ -167,16 +212,29 @@ class Outbox:
             BadFrame: the frame can't be encoded (a value without a form on the wire).
             InputTooLarge: a blob is longer than a peer accepts.
         """
-        parts = self._encode(frame)
-        lane = self._lanes.get(peer) or self._open(peer)
-        if len(parts) > 1:
-            self._check_sizes(parts)
+        lane = self._lane = self._lanes.get(peer) or self._open(peer)
+        try:
+            parts = self._encode(frame)
+            if len(parts) > 1:
+                self._check_sizes(parts)
+        except OmniBusError:
+            self._take_back(lane, self._unlent())
+            raise
+        lent = self._unlent() if self._lent else ()
         if lane.is_stuck:
             self._num_dropped += 1
         elif not lane.backlog and lane.try_push(parts):
             self._num_handed_over += 1
         else:
-            self._queue(lane, parts)
+            self._queue(lane, parts, lent)
+
+    def mapped(self, reader: Sender, reason: str) -> None:
+        """Take a peer's answer to the `Offer`: it reads the arena, or doesn't for a reason."""
+        for lane in self._lanes.values():
+            if lane.reader == reader and lane.sharing is _Sharing.OFFERED:
+                lane.sharing = _Sharing.NEVER if reason else _Sharing.MAPPED
+                if reason:
+                    _log.warning("%s can't read shared memory (sent in messages): %s", reader.actor, reason)
 
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer; what was not sent is dropped (what waited here is counted).
@@ -186,6 +244,8 @@ class Outbox:
         lane = self._lanes.pop(peer, None)
         if lane is not None:
             self._close_lane(lane, linger_ms=0)
+        if self._arena is not None:
+            self._arena.forget(peer.sender)
 
     async def close(self, linger_s: float) -> None:
         """Send what can be sent within `linger_s`, then close all sockets; the rest is dropped and counted.
@@ -234,6 +294,42 @@ class Outbox:
         self._lanes[peer] = lane
         return lane
 
+    def _lend(self, blob: Blob) -> Reference | None:
+        """Put a blob of the frame that is being encoded into the arena, if its peer reads that."""
+        lane = self._lane
+        assert lane is not None
+        assert self._arena is not None
+        if lane.sharing is _Sharing.UNASKED:
+            lane.sharing = _Sharing.OFFERED
+            self._loop.call_soon(self._offer, lane.peer)
+        if lane.sharing is not _Sharing.MAPPED or lane.is_stuck:
+            return None
+        reference = self._arena.lend(blob, lane.reader)
+        if reference is not None:
+            self._lent.append(reference.generation)
+        return reference
+
+    def _offer(self, peer: Peer) -> None:
+        if self._arena is None or peer not in self._lanes:
+            return  # forgotten in the same turn
+        try:
+            pid, fd = self._arena.address
+        except OSError as error:
+            self.mapped(peer.sender, f"there is none: {error}")
+            return
+        self.send(peer, Offer(self._arena.owner, pid, fd))
+
+    def _unlent(self) -> tuple[int, ...]:
+        """Return what the frame that was just encoded refers to."""
+        lent = tuple(self._lent)
+        self._lent.clear()
+        return lent
+
+    def _take_back(self, lane: _Lane, lent: Sequence[int]) -> None:
+        """Free what a frame referred to that will never be sent."""
+        if lent and self._arena is not None:
+            self._arena.release(lane.reader, lent)
+
     def _check_sizes(self, parts: Sequence[Part]) -> None:
         longest = max(map(len, parts))
         if longest > self._limits.max_message_bytes:
@@ -241,15 +337,16 @@ class Outbox:
                 f"a blob of {longest} bytes can't be sent (allowed: {self._limits.max_message_bytes})", field="payload"
             )
 
-    def _queue(self, lane: _Lane, parts: Sequence[Part]) -> None:
+    def _queue(self, lane: _Lane, parts: Sequence[Part], lent: tuple[int, ...]) -> None:
         num_bytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         backlog = lane.backlog
         is_full = len(backlog) >= self._max_frames or lane.backlog_bytes + num_bytes > self._max_bytes
         if is_full and backlog:
             self._num_dropped += 1
+            self._take_back(lane, lent)
             self._give_up(lane, f"{len(backlog)} frames ({lane.backlog_bytes} bytes) wait, it takes none")
             return
-        backlog.append((parts, num_bytes))
+        backlog.append(_Waiting(parts, num_bytes, lent))
         lane.backlog_bytes += num_bytes
         if not lane.is_flushing:
             # From here on the descriptor is watched: it becomes readable when ZeroMQ's I/O thread has made room. If it
@@ -263,7 +360,7 @@ class Outbox:
             return  # closed between the call and its turn
         backlog = lane.backlog
         for _ in range(MAX_FLUSH):
-            parts, num_bytes = backlog[0]
+            parts, num_bytes, _ = backlog[0]
             # Looking after a refusal matters twice: what the I/O thread said since then counts, and the descriptor is
             # reset.
             if not lane.try_push(parts) and not (lane.can_write() and lane.try_push(parts)):
@@ -291,6 +388,8 @@ class Outbox:
 
     def _drop_backlog(self, lane: _Lane) -> None:
         self._num_dropped += len(lane.backlog)
+        for waiting in lane.backlog:
+            self._take_back(lane, waiting.lent)
         lane.backlog.clear()
         lane.backlog_bytes = 0
         self._stop_flushing(lane)

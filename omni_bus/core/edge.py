@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
 from omni_bus.errors import BadFrame
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
-from omni_bus.wire.payloads import kind_of, size_of
+from omni_bus.wire.payloads import Unreadable, kind_of, size_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId
@@ -130,9 +130,12 @@ class InEdge:
         """Take the next chunk.
 
         Raises:
-            BadFrame: a sequence gap or repeat, another kind than the edge's, no credit, or the edge is closed.
+            BadFrame: a payload that can't be read, a sequence gap or repeat, another kind than the edge's, no credit,
+                or the edge is closed.
         """
         where = self._name()
+        if isinstance(chunk.payload, Unreadable):
+            raise BadFrame(f"{where}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
         if self.is_closed:
             raise BadFrame(f"{where}: chunk {chunk.seq} came after the end")
         if chunk.seq != self.num_received:

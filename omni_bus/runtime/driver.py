@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
 from omni_bus.errors import BadFrame, InputTooLarge
@@ -36,10 +37,18 @@ class Driver:
         on_frame: called with sender, frame and the monotonic time.
         on_timer: called with a timer's key and the monotonic time when it is due.
         on_unsent: called, in a later turn of the loop, with a request whose data frame could not be sent, and why.
+        arena: what this actor may lend through shared memory.
     """
 
     def __init__(
-        self, name: str, listen: str, *, on_frame: OnFrame, on_timer: OnTimer, on_unsent: OnUnsent | None = None
+        self,
+        name: str,
+        listen: str,
+        *,
+        on_frame: OnFrame,
+        on_timer: OnTimer,
+        on_unsent: OnUnsent | None = None,
+        arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
@@ -47,7 +56,7 @@ class Driver:
         self._on_unsent = on_unsent
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
-        self._link = Link(name, listen, self._deliver, self._stuck)
+        self._link = Link(name, listen, self._deliver, self._stuck, arena)
 
     @property
     def me(self) -> Peer:

@@ -315,6 +315,29 @@ class Close(Frame, frozen=True):
     finish: Finish = Finish()
 
 
+# --- transport: from one end of a link to the other, unseen by cores ----------------------------------------
+
+
+class Offer(Frame, frozen=True):
+    """I have a shared-memory arena, descriptor `fd` of process `pid`: can you read it? `peer` is where to answer."""
+
+    peer: Peer
+    pid: int
+    fd: int
+
+
+class Mapped(Frame, frozen=True):
+    """The answer to an `Offer`: I can, or I can't for this reason."""
+
+    reason: str = ""
+
+
+class Release(Frame, frozen=True):
+    """Nobody here views these slots of your arena any more; a generation is named once for each reference to it."""
+
+    generations: tuple[int, ...]
+
+
 ControlFrame: TypeAlias = (
     Hello
     | Welcome
@@ -339,4 +362,5 @@ ControlFrame: TypeAlias = (
     | AdminReply
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
-AnyFrame: TypeAlias = ControlFrame | DataFrame
+TransportFrame: TypeAlias = Offer | Mapped | Release
+AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame

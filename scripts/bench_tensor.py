@@ -246,6 +246,9 @@ class MpQueue(Way):
 # --- others ---------------------------------------------------------------------------------------------------
 
 
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a benchmark leaves no key behind
+
+
 class Ray(Way):
     """An actor of Ray's."""
 

@@ -253,7 +253,7 @@ class Ray(Way):
     """An actor of Ray's."""
 
     def __init__(self) -> None:
-        import ray  # noqa: TID253 (a second and 100 MB, only where it is measured)
+        import ray
 
         self.ray = ray
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
@@ -293,9 +293,8 @@ class Xoscar(Way):
 
     async def open(self) -> None:
         """Make the pool and the actor."""
-        import xoscar
-
         import bench_xoscar_actor
+        import xoscar
 
         self.pool: Any = await xoscar.create_actor_pool("127.0.0.1:0", n_process=1)
         address = list(self.pool._config.get_process_indexes())  # noqa: SLF001 (it has no public way to name a process)

@@ -40,8 +40,10 @@ DEFAULT_ARENA_LIMITS = ArenaLimits()
 
 
 class ArenaStatistics(NamedTuple):
-    """Bytes and slots lent now; since the start: slots written, references lent, blobs that found no room, references
-    given back, taken back from readers that are gone, and given back that were not lent (stale).
+    """What is lent now and what happened since the start.
+
+    Now: bytes and slots. Since the start: slots written, references lent, blobs that found no room; references given
+    back, taken back from readers that are gone, and given back that were not lent (stale).
     """
 
     used_bytes: int

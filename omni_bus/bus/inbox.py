@@ -57,8 +57,8 @@ class Inbox:
     raises, the loop's exception handler is told and the next message is delivered.
 
     Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
-    dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its place,
-    so that its request fails.
+    dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its
+    place, so that its request fails.
 
     Args:
         context: where the socket is made; its owner terminates it.

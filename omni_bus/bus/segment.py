@@ -1,8 +1,8 @@
 """The memory of one arena, from both sides: a sealed memfd with a head that says whose it is and what lies where.
 
 The head holds a magic number, the owner as a `Peer`, and a table with one row per `BLOCK_BYTES` of data: generation and
-length of what begins there. Data begins at `data_offset`. A memfd has no name in any file system, so nothing of it can be
-left behind: it is gone with the last process that has it open or mapped (memfd_create(2)).
+length of what begins there. A memfd has no name in any file system, so nothing of it can be left behind: it is gone
+with the last process that has it open or mapped (memfd_create(2)).
 """
 
 from __future__ import annotations

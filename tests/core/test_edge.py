@@ -5,7 +5,7 @@ from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.errors import BadFrame
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open, Route, RouteEdge
-from omni_bus.wire.payloads import Json, Text
+from omni_bus.wire.payloads import Json, Text, Unreadable
 
 ROUTE = Route(
     "r",
@@ -67,6 +67,7 @@ def test_abandoned_edge_closes_after_what_was_sent(sender):
     [
         (chunk(1), "chunk 1 came where 0 was due"),
         (Chunk("r", 0, 0, Json({})), "a json came where text was declared"),
+        (Chunk("r", 0, 0, Unreadable("gone")), "in.prompt -> llm.text: chunk 0 can't be read: gone"),
     ],
 )
 def test_receiver_refuses_gaps_and_other_kinds(receiver, frame, what):

@@ -265,7 +265,7 @@ class Ray(Way):
                     assert item[-1] >= 0
                 return time.monotonic_ns()
 
-        self.far: Any = Far.remote()
+        self.far: Any = Far.remote()  # pyright: ignore[reportAttributeAccessIssue]
         ray.get(self.far.take.remote("hello"))
 
     def send(self, array: Any) -> int:
@@ -294,7 +294,7 @@ class Xoscar(Way):
     async def open(self) -> None:
         """Make the pool and the actor."""
         import bench_xoscar_actor
-        import xoscar
+        import xoscar  # pyright: ignore[reportMissingImports]
 
         self.pool: Any = await xoscar.create_actor_pool("127.0.0.1:0", n_process=1)
         address = list(self.pool._config.get_process_indexes())  # noqa: SLF001 (it has no public way to name a process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import xoscar
+import xoscar  # pyright: ignore[reportMissingImports]
 
 
 class Far(xoscar.Actor):

@@ -38,7 +38,6 @@ MAX_KNOWN_PEERS = 4096
 """Routing ids remembered, parsed ones and those of bad peers each: a stranger can invent any number of them."""
 
 _NOBLOCK = int(zmq.NOBLOCK)
-_RCVMORE = int(zmq.RCVMORE)
 
 
 class InboxStatistics(NamedTuple):
@@ -105,10 +104,7 @@ class Inbox:
         self._socket = open_router(context, endpoint, limits)
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
-        # pyzmq's Socket wraps these in Python to serve its draft sockets and option names; the methods beneath take a
-        # third of the time.
         self._recv = self._socket.recv
-        self._get = super(zmq.Socket, self._socket).get
         self._is_open = True
         self._descriptor = descriptor_of(self._socket)
         self._loop.add_reader(self._descriptor, self._on_readable)
@@ -161,8 +157,10 @@ class Inbox:
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
-        parts: list[Part] = [self._recv(_NOBLOCK)]
-        if self._get(_RCVMORE):
+        # As a message object, which knows whether more follows: asking the socket goes through an enum and takes longer.
+        header = self._recv(_NOBLOCK, copy=False)
+        parts: list[Part] = [header.bytes]
+        if header.more:
             self._take_blobs(parts)
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:

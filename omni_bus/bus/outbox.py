@@ -14,7 +14,8 @@ from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, SocketLimits, descriptor
 from omni_bus.errors import BadInput, InputTooLarge, OmniBusError
 from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec
-from omni_bus.wire.frames import Offer
+from omni_bus.wire.frames import Chunk, Close, Offer, Open
+from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Video
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +40,11 @@ MiB.
 
 MAX_FLUSH = 256
 """Frames that one turn of the loop moves from a backlog to ZeroMQ."""
+
+BULKY_TYPES = frozenset({Tensor, Image, Video, Hidden, Latents, Media})
+BULKY_KINDS = frozenset(str(cls.__struct_config__.tag) for cls in BULKY_TYPES)
+"""Edges of these kinds have a socket of their own to each peer. Whole messages queue in a socket, so on one socket a word
+or 20 ms of sound would wait for the video frames before it (`scripts/bench_link.py`)."""
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -77,7 +83,11 @@ class _Sharing(enum.Enum):
 
 
 class _Waiting(NamedTuple):
-    """An encoded frame in a backlog, its length, and the generations of the slots that it refers to."""
+    """An encoded frame in a backlog, its length, and the generations of the slots that it refers to.
+
+    A frame that is but a header waits as its bytes, which the garbage collector has no interest in: with an object for
+    each, 100,000 waiting frames took three quarters of a sender's time (`scripts/results/profile_bus.txt`).
+    """
 
     parts: Sequence[Part]
     num_bytes: int
@@ -105,7 +115,7 @@ class _Lane:
         self.reader = peer.sender
         self.sharing = _Sharing.UNASKED if peer.endpoint.startswith("ipc://") else _Sharing.NEVER
         self.socket = socket
-        self.backlog: deque[_Waiting] = deque()
+        self.backlog: deque[bytes | _Waiting] = deque()
         self.backlog_bytes = 0
         self.is_flushing = False
         self.is_stuck = False
@@ -145,7 +155,10 @@ class _Lane:
 
 
 class Outbox:
-    """Sends frames to peers, in order for each, without ever blocking or losing one silently.
+    """Sends frames to peers, in order for each edge, without ever blocking or losing one silently.
+
+    Frames of edges whose kind is bulky (`BULKY_KINDS`) take a lane of their own, so that nothing else waits behind
+    them; all others keep their order among each other.
 
     Frames that ZeroMQ has no room for wait in a bounded backlog per peer. When that is full the peer is *stuck*: the
     backlog and all later frames for it are dropped and counted, and `on_stuck` is called once, in a later turn of the
@@ -190,7 +203,7 @@ class Outbox:
             raise BadInput(
                 f"actor name '{sender.actor}' is too long (allowed: {MAX_ACTOR_NAME_BYTES} bytes)", field="actor"
             )
-        self._routing_id = sender.encode()
+        self._sender = sender
         self._on_stuck = on_stuck
         self._limits = limits
         self._max_frames, self._max_bytes = backlog
@@ -200,6 +213,7 @@ class Outbox:
         store = None if arena is None else self._lend
         self._encode = Codec(store=store, store_from_bytes=lend_from_bytes).encode
         self._lanes: dict[Peer, _Lane] = {}
+        self._bulk_lanes: dict[Peer, _Lane] = {}
         self._num_handed_over = 0
         self._num_dropped = 0
         self._is_closed = False
@@ -212,7 +226,8 @@ class Outbox:
             BadFrame: the frame can't be encoded (a value without a form on the wire).
             InputTooLarge: a blob is longer than a peer accepts.
         """
-        lane = self._lane = self._lanes.get(peer) or self._open(peer)
+        lanes = self._bulk_lanes if _is_bulky(frame) else self._lanes
+        lane = self._lane = lanes.get(peer) or self._open(peer, lanes)
         try:
             parts = self._encode(frame)
             if len(parts) > 1:
@@ -230,7 +245,7 @@ class Outbox:
 
     def mapped(self, reader: Sender, reason: str) -> None:
         """Take a peer's answer to the `Offer`: it reads the arena, or doesn't for a reason."""
-        for lane in self._lanes.values():
+        for lane in self._all_lanes():
             if lane.reader == reader and lane.sharing is _Sharing.OFFERED:
                 lane.sharing = _Sharing.NEVER if reason else _Sharing.MAPPED
                 if reason:
@@ -241,9 +256,10 @@ class Outbox:
 
         Unknown peers are ignored.
         """
-        lane = self._lanes.pop(peer, None)
-        if lane is not None:
-            self._close_lane(lane, linger_ms=0)
+        for lanes in (self._lanes, self._bulk_lanes):
+            lane = lanes.pop(peer, None)
+            if lane is not None:
+                self._close_lane(lane, linger_ms=0)
         if self._arena is not None:
             self._arena.forget(peer.sender)
 
@@ -257,7 +273,7 @@ class Outbox:
         deadline = self._loop.time() + linger_s
         try:
             async with asyncio.timeout_at(deadline):
-                while any(lane.backlog for lane in self._lanes.values()):
+                while any(lane.backlog for lane in self._all_lanes()):
                     self._flushed.clear()
                     await self._flushed.wait()
         except TimeoutError:
@@ -265,33 +281,42 @@ class Outbox:
         finally:
             self._is_closed = True
             linger_ms = max(0, round((deadline - self._loop.time()) * 1000))
-            for lane in self._lanes.values():
+            for lane in self._all_lanes():
                 self._close_lane(lane, linger_ms=0 if lane.is_stuck else linger_ms)
             self._lanes.clear()
+            self._bulk_lanes.clear()
 
     def statistics(self) -> OutboxStatistics:
         """Return the counts since the start, and what waits now."""
-        lanes = self._lanes.values()
+        lanes = self._all_lanes()
         return OutboxStatistics(
-            peers=len(lanes),
-            stuck=sum(lane.is_stuck for lane in lanes),
+            peers=len(self._lanes.keys() | self._bulk_lanes.keys()),
+            stuck=len({lane.peer for lane in lanes if lane.is_stuck}),
             handed_over=self._num_handed_over,
             waiting=sum(len(lane.backlog) for lane in lanes),
             waiting_bytes=sum(lane.backlog_bytes for lane in lanes),
             dropped=self._num_dropped,
         )
 
-    def _open(self, peer: Peer) -> _Lane:
-        if self._is_closed:
+    def _all_lanes(self) -> list[_Lane]:
+        return [*self._lanes.values(), *self._bulk_lanes.values()]
+
+    def _open(self, peer: Peer, lanes: dict[Peer, _Lane]) -> _Lane:
+        is_bulk = lanes is self._bulk_lanes
+        sibling = (self._lanes if is_bulk else self._bulk_lanes).get(peer)
+        if self._is_closed or (sibling is not None and sibling.is_stuck):
             lane = _Lane(peer, None)
             lane.is_stuck = True
+            if not self._is_closed:
+                lanes[peer] = lane
             return lane
+        routing_id = self._sender.encode_bulk() if is_bulk else self._sender.encode()
         try:
-            lane = _Lane(peer, open_dealer(self._context, self._routing_id, peer.endpoint, self._limits))
+            lane = _Lane(peer, open_dealer(self._context, routing_id, peer.endpoint, self._limits))
         except BadInput as error:
             lane = _Lane(peer, None)
             self._give_up(lane, error.message)
-        self._lanes[peer] = lane
+        lanes[peer] = lane
         return lane
 
     def _lend(self, blob: Blob) -> Reference | None:
@@ -310,7 +335,7 @@ class Outbox:
         return reference
 
     def _offer(self, peer: Peer) -> None:
-        if self._arena is None or peer not in self._lanes:
+        if self._arena is None or not (peer in self._lanes or peer in self._bulk_lanes):
             return  # forgotten in the same turn
         try:
             pid, fd = self._arena.address
@@ -338,7 +363,8 @@ class Outbox:
             )
 
     def _queue(self, lane: _Lane, parts: Sequence[Part], lent: tuple[int, ...]) -> None:
-        num_bytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        is_small = len(parts) == 1 and not lent and isinstance(parts[0], bytes)
+        num_bytes = len(parts[0]) if is_small else sum(map(len, parts))
         backlog = lane.backlog
         is_full = len(backlog) >= self._max_frames or lane.backlog_bytes + num_bytes > self._max_bytes
         if is_full and backlog:
@@ -346,7 +372,7 @@ class Outbox:
             self._take_back(lane, lent)
             self._give_up(lane, f"{len(backlog)} frames ({lane.backlog_bytes} bytes) wait, it takes none")
             return
-        backlog.append(_Waiting(parts, num_bytes, lent))
+        backlog.append(cast("bytes", parts[0]) if is_small else _Waiting(parts, num_bytes, lent))
         lane.backlog_bytes += num_bytes
         if not lane.is_flushing:
             # From here on the descriptor is watched: it becomes readable when ZeroMQ's I/O thread has made room. If it
@@ -360,7 +386,11 @@ class Outbox:
             return  # closed between the call and its turn
         backlog = lane.backlog
         for _ in range(MAX_FLUSH):
-            parts, num_bytes, _ = backlog[0]
+            waiting = backlog[0]
+            if isinstance(waiting, bytes):
+                parts, num_bytes = (waiting,), len(waiting)
+            else:
+                parts, num_bytes, _ = waiting
             # Looking after a refusal matters twice: what the I/O thread said since then counts, and the descriptor is
             # reset.
             if not lane.try_push(parts) and not (lane.can_write() and lane.try_push(parts)):
@@ -380,16 +410,19 @@ class Outbox:
         self._flushed.set()
 
     def _give_up(self, lane: _Lane, reason: str) -> None:
-        lane.is_stuck = True
         _log.warning("gave up on %s at %s: %s", lane.peer.actor, lane.peer.endpoint, reason)
-        self._drop_backlog(lane)
+        for each in (lane, self._lanes.get(lane.peer), self._bulk_lanes.get(lane.peer)):
+            if each is not None and not each.is_stuck:
+                each.is_stuck = True
+                self._drop_backlog(each)
         # Later, because the caller of `send` may be in the middle of something that the callback changes.
         self._loop.call_soon(self._on_stuck, lane.peer)
 
     def _drop_backlog(self, lane: _Lane) -> None:
         self._num_dropped += len(lane.backlog)
         for waiting in lane.backlog:
-            self._take_back(lane, waiting.lent)
+            if isinstance(waiting, _Waiting):
+                self._take_back(lane, waiting.lent)
         lane.backlog.clear()
         lane.backlog_bytes = 0
         self._stop_flushing(lane)
@@ -398,3 +431,14 @@ class Outbox:
         self._drop_backlog(lane)
         if lane.socket is not None:
             lane.socket.close(linger_ms)
+
+
+def _is_bulky(frame: AnyFrame) -> bool:
+    """Whether a frame belongs to an edge of a bulky kind: each frame tells by itself, so nothing is remembered."""
+    kind = type(frame)
+    if kind is Chunk:
+        return type(frame.payload) in BULKY_TYPES
+    if kind is Open:
+        edges = frame.route.edges
+        return 0 <= frame.edge < len(edges) and edges[frame.edge].kind in BULKY_KINDS
+    return kind is Close and frame.kind in BULKY_KINDS

@@ -94,7 +94,7 @@ class OutEdge:
             self.num_sent += 1
         if self._finish is not None and not self._pending and not self._is_closed:
             self._is_closed = True
-            frames.append(Close(self._route.request, self.edge, self.num_sent, self._finish))
+            frames.append(Close(self._route.request, self.edge, self.num_sent, self._finish, self.kind))
         return frames
 
 

@@ -8,7 +8,7 @@ views, decoding views the parts. A blob that both ends can reach in shared memor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -143,7 +143,7 @@ class Codec:
 
     def _decode_blob(self, kind: type, value: Any) -> Blob:
         if kind is Blob and type(value) is list and self._fetch is not None:
-            return self._fetch_blob(self._fetch, value)
+            return self._fetch_blob(self._fetch, cast("list[Any]", value))
         due = self._next_part
         if kind is not Blob or type(value) is not int or value != due or value >= len(self._parts):
             raise ValueError(f"blob {str(value)[:20]} where {due} of {len(self._parts) - 1} was due")

@@ -313,6 +313,8 @@ class Close(Frame, frozen=True):
     edge: EdgeId
     num_chunks: int
     finish: Finish = Finish()
+    kind: str = ""
+    """The edge's payload kind, by which transport keeps the frames of an edge together."""
 
 
 # --- transport: from one end of a link to the other, unseen by cores ----------------------------------------

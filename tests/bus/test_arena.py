@@ -31,6 +31,9 @@ BOB, EVE = Sender("bob.0", 2), Sender("eve.0", 3)
 TOTAL = 64 * BLOCK_BYTES
 
 
+numbers = st.integers(-(2**63), 2**64 - 1)
+
+
 class Reader:
     """A receiving end whose releases go to an arena at once."""
 
@@ -105,10 +108,8 @@ async def test_view_may_be_dropped_in_another_thread(arena: Arena, bob: Reader) 
 
     thread = threading.Thread(target=views.clear)
     thread.start()
-    async with asyncio.timeout(30):
-        await asyncio.to_thread(thread.join)
-        while arena.statistics().slots:
-            await asyncio.sleep(0)
+    thread.join()
+    await asyncio.sleep(0)
 
     assert arena.statistics().released == 20
 
@@ -155,9 +156,9 @@ def test_full_arena_says_so_once_and_takes_no_more(arena: Arena, caplog: pytest.
 
     assert [reference is not None for reference in references] == [True] * 4 + [False] * 5
     assert arena.statistics().full == 5
-    assert [record.getMessage() for record in caplog.records] == [
-        f"no room for {8 * BLOCK_BYTES} bytes in the arena: bob.0 holds {TOTAL // 2} of {TOTAL}, all hold {TOTAL // 2} "
-        "(sent in messages until there is)"
+    holds = f"bob.0 holds {TOTAL // 2} of {TOTAL}, all hold {TOTAL // 2}"
+    assert caplog.messages == [
+        f"no room for {8 * BLOCK_BYTES} bytes in the arena: {holds} (sent in messages until there is)"
     ]
 
 
@@ -212,9 +213,9 @@ def test_wrong_references_are_refused_whatever_they_say(data: st.DataObject) -> 
         arena = Arena(ANN, ArenaLimits(TOTAL))
         bob = Reader(arena, BOB)
         right = [lend(arena, b"x" * 20_000), lend(arena, b"y" * 100)]
-        numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 70_000) | st.sampled_from([TOTAL, TOTAL - 1])
+        near = numbers | st.integers(-2, 70_000) | st.sampled_from([TOTAL, TOTAL - 1])
         fields = {
-            name: data.draw(st.just(getattr(right[0], name)) | numbers) for name in ("offset", "length", "generation")
+            name: data.draw(st.just(getattr(right[0], name)) | near) for name in ("offset", "length", "generation")
         }
         wrong = msgspec.structs.replace(right[0], **fields)
         if wrong not in right:
@@ -226,10 +227,7 @@ def test_wrong_references_are_refused_whatever_they_say(data: st.DataObject) -> 
 
 
 @settings(max_examples=100)
-@given(
-    pid=st.integers(-(2**63), 2**64 - 1) | st.just(os.getpid()),
-    fd=st.integers(-(2**63), 2**64 - 1) | st.integers(0, 30),
-)
+@given(pid=numbers | st.just(os.getpid()), fd=numbers | st.integers(0, 30))
 def test_descriptors_that_are_no_arena_are_refused(pid: int, fd: int) -> None:
     with pytest.raises(ValueError, match=r"arena|opened"):
         ForeignSegment(Sender("nobody.0", 4), pid, fd)

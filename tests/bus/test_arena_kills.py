@@ -81,7 +81,9 @@ class Hub:
     async def start(self, name: str) -> tuple[subprocess.Popen[str], Peer]:
         me = self.link.me
         args = [name, me.actor, str(me.incarnation), me.endpoint, f"ipc://{self.folder}/{name}", str(LARGE)]
-        child = subprocess.Popen([sys.executable, "-c", CHILD, *args], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(  # noqa: ASYNC220 (the loop has nothing else to do)
+            [sys.executable, "-c", CHILD, *args], stdout=subprocess.PIPE, text=True
+        )
         self.children.append(child)
         assert child.stdout is not None
         incarnation, endpoint = (await asyncio.to_thread(child.stdout.readline)).split()

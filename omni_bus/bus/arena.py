@@ -6,20 +6,22 @@ What a reader views may outlive the chunk that brought it (an engine keeps an ar
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.bus.buddy import Buddy
-from omni_bus.bus.segment import BLOCK_BYTES, OwnSegment
+from omni_bus.bus.segment import BLOCK_BYTES, OwnSegment, address_of
 from omni_bus.wire.codec import Reference
+from omni_bus.wire.payloads import Blob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from omni_bus.ids import Peer, Sender
-    from omni_bus.wire.payloads import Blob
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +68,19 @@ class _Slot:
         self.num_readers = 0
 
 
+class _Pin:
+    """Sits on the exporter of memory that a producer writes; its end, in whatever thread, lets the slot go."""
+
+    __slots__ = ("_generation", "_unpinned")
+
+    def __init__(self, generation: int, unpinned: deque[int]) -> None:
+        self._generation = generation
+        self._unpinned = unpinned
+
+    def __del__(self) -> None:
+        self._unpinned.append(self._generation)
+
+
 class _Reader:
     """What one reader holds: how often each generation, and the bytes of their slots."""
 
@@ -99,6 +114,8 @@ class Arena:
         self._slots: dict[int, _Slot] = {}
         self._readers: dict[Sender, _Reader] = {}
         self._last: tuple[weakref.ref[Blob], _Slot] | None = None
+        self._made: dict[int, _Slot] = {}
+        self._unpinned: deque[int] = deque()
         self._generation = 0
         self._num_lent = self._num_full = self._num_released = self._num_taken_back = self._num_stale = 0
 
@@ -113,15 +130,43 @@ class Arena:
             self._segment = OwnSegment(self.owner, self._max_bytes)
         return self._pid, self._segment.fd
 
+    def allocate(self, num_bytes: int) -> Blob | None:
+        """Return a blob of writable memory in the arena, which `lend` need not copy; None if there is no room.
+
+        Write it, make the payload of it or of an array over all of it, send that, and write no more. The memory is
+        used again when no view of it is left here and all readers gave it back.
+
+        Raises:
+            OSError: the system gives no such memory.
+        """
+        self._reclaim()
+        offset = self._buddy.allocate(num_bytes) if num_bytes > 0 else None
+        if offset is None:
+            return None
+        pid, fd = self.address
+        assert self._segment is not None
+        self._generation += 1
+        address = self._segment.enter(offset, num_bytes, self._generation)
+        reference = Reference(pid, fd, offset, num_bytes, self._generation)
+        slot = _Slot(offset, self._buddy.capacity_for(num_bytes), reference)
+        slot.num_readers = 1  # the producer itself
+        self._slots[self._generation] = self._made[offset] = slot
+        memory = (ctypes.c_ubyte * num_bytes).from_address(address)
+        memory.pin = _Pin(self._generation, self._unpinned)  # type: ignore[attr-defined]
+        memory.segment = self._segment  # type: ignore[attr-defined] (which unmaps itself when nobody needs it)
+        return Blob(memoryview(memory).cast("B"))
+
     def lend(self, blob: Blob, reader: Sender) -> Reference | None:
         """Copy a blob to where `reader` can view it; None if there is no room for that, or it is empty.
 
         The blob that was copied last is not copied again for other readers while one of them holds it.
         """
+        if self._unpinned:
+            self._reclaim()
         holder = self._readers.get(reader)
         if holder is None:
             holder = self._readers[reader] = _Reader()
-        slot = self._same_as_last(blob) or self._write(blob, holder, reader)
+        slot = self._same_as_last(blob) or self._made_as(blob, holder) or self._write(blob, holder, reader)
         if slot is None:
             return None
         generation = slot.reference.generation
@@ -159,6 +204,7 @@ class Arena:
 
     def statistics(self) -> ArenaStatistics:
         """Return what is lent now and the counts since the start."""
+        self._reclaim()
         return ArenaStatistics(
             used_bytes=self._buddy.used_bytes,
             slots=len(self._slots),
@@ -173,6 +219,7 @@ class Arena:
     def close(self) -> None:
         """Give up the memory. Who views it keeps it."""
         self._slots.clear()
+        self._made.clear()
         self._readers.clear()
         self._last = None
         if self._segment is not None:
@@ -183,6 +230,23 @@ class Arena:
         if self._last is not None and self._last[0]() is blob and self._last[1].num_readers:
             return self._last[1]
         return None
+
+    def _made_as(self, blob: Blob, holder: _Reader) -> _Slot | None:
+        """Return the slot that a producer wrote this blob into, if it did and the reader may hold one more."""
+        if not self._made or self._segment is None:
+            return None
+        slot = self._made.get(address_of(blob.view) - self._segment.address)
+        if slot is None or slot.reference.length != len(blob):
+            return None
+        return slot if holder.held_bytes + slot.capacity_bytes <= self._max_bytes // 2 else None
+
+    def _reclaim(self) -> None:
+        """Let go of what producers dropped."""
+        while self._unpinned:
+            slot = self._slots.get(self._unpinned.popleft())
+            if slot is not None:
+                self._made.pop(slot.offset, None)
+                self._drop_reader(slot)
 
     def _write(self, blob: Blob, holder: _Reader, reader: Sender) -> _Slot | None:
         length = len(blob)
@@ -216,9 +280,12 @@ class Arena:
     def _let_go(self, holder: _Reader, generation: int) -> None:
         slot = self._slots[generation]
         holder.held_bytes -= slot.capacity_bytes
+        self._drop_reader(slot)
+
+    def _drop_reader(self, slot: _Slot) -> None:
         slot.num_readers -= 1
         if not slot.num_readers:
-            del self._slots[generation]
+            del self._slots[slot.reference.generation]
             if self._segment is not None:
                 self._segment.erase(slot.offset)
             self._buddy.free(slot.offset)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.payloads import Blob
 
 
 class LinkStatistics(NamedTuple):
@@ -66,6 +67,10 @@ class Link:
             self._context, sender, on_stuck=on_stuck, arena=self._arena, lend_from_bytes=arena.threshold_bytes
         )
         self.send = self._outbox.send
+
+    def allocate(self, num_bytes: int) -> Blob | None:
+        """Return writable memory that travels to peers on this host without a copy (`Arena.allocate`), if there is."""
+        return None if self._arena is None else self._arena.allocate(num_bytes)
 
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""

@@ -73,6 +73,8 @@ class OwnSegment:
             os.close(self.fd)
             raise
         self._view = memoryview(self._memory)
+        self.address = address_of(self._view) + self._data_offset
+        """Where data begins in this process."""
         _HEAD.pack_into(self._memory, 0, _MAGIC, self._data_offset, data_bytes, len(description))
         self._memory[_HEAD.size : _HEAD.size + len(description)] = description
 
@@ -85,14 +87,20 @@ class OwnSegment:
         self._view[begin : begin + data.nbytes] = data
         _ROW.pack_into(self._memory, _row(offset), generation, data.nbytes)
 
+    def enter(self, offset: int, length: int, generation: int) -> int:
+        """Enter what will be written at `offset` in the table; return the address."""
+        _ROW.pack_into(self._memory, _row(offset), generation, length)
+        return self.address + offset
+
     def erase(self, offset: int) -> None:
         """Take `offset` out of the table: references to it mean nothing from now on."""
         _ROW.pack_into(self._memory, _row(offset), 0, 0)
 
     def close(self) -> None:
-        """Give the memory up; readers that have it mapped keep it."""
-        self._view.release()
-        self._memory.close()
+        """Give the memory up; readers that have it mapped keep it, and so does a producer that still holds some.
+
+        Unmapped with the last reference to this object.
+        """
         os.close(self.fd)
 
 
@@ -173,6 +181,33 @@ class ForeignSegment:
         if _ROW.unpack_from(self._head, _row(offset)) != (generation, length):
             raise ValueError(f"the sender's arena holds no {length} bytes of generation {generation} at {offset}")
         return self._address + self._data_offset + offset
+
+
+class _Buffer(ctypes.Structure):
+    """``Py_buffer`` of Python's C interface."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Return where a contiguous view begins. `ctypes` alone tells that of writable ones only."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    address = buffer.buf
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return address or 0
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -319,6 +319,71 @@ def test_memory_is_unmapped_with_its_last_view() -> None:
     asyncio.run(look())
 
 
+async def test_memory_written_in_place_is_not_copied(arena: Arena, bob: Reader) -> None:
+    blob = arena.allocate(40_000)
+    assert blob is not None
+    array = np.frombuffer(blob.view, np.uint16)
+    array[:] = np.arange(20_000)
+
+    reference = arena.lend(Blob(array.view(np.uint8).data), BOB)
+    assert reference is not None
+    view = bob.view(reference)
+    array[0] = 77
+
+    assert np.frombuffer(view, np.uint16)[0] == 77
+    assert arena.statistics().slots == 1
+
+
+@pytest.mark.parametrize("is_producer_first", [True, False])
+async def test_memory_written_in_place_is_free_when_all_let_go(
+    arena: Arena, bob: Reader, is_producer_first: bool
+) -> None:
+    blob = arena.allocate(100)
+    assert blob is not None
+    reference = arena.lend(blob, BOB)
+    assert reference is not None
+    held: list[Any] = [bob.view(reference), blob] if is_producer_first else [blob, bob.view(reference)]
+    del blob
+
+    for slots in (1, 0):
+        held.pop()
+        await asyncio.sleep(0)
+        assert arena.statistics().slots == slots
+
+
+def test_part_of_memory_written_in_place_is_copied(arena: Arena) -> None:
+    blob = arena.allocate(100)
+    assert blob is not None
+
+    for part in (blob.view[1:], blob.view[:99]):
+        reference = arena.lend(Blob(part), BOB)
+        assert reference is not None
+        assert (reference.generation, reference.length) != (1, 100)
+    assert arena.statistics().slots == 3
+
+
+def test_no_room_to_write_in_place_is_said(arena: Arena) -> None:
+    held = [arena.allocate(TOTAL // 4) for _ in range(5)]
+
+    assert [blob is None for blob in held] == [False] * 4 + [True]
+    assert arena.allocate(0) is None
+    held.clear()
+    assert arena.allocate(TOTAL) is not None
+
+
+def test_memory_written_in_place_outlives_the_arena() -> None:
+    arena = Arena(ANN, ArenaLimits(TOTAL))
+    blob = arena.allocate(100)
+    assert blob is not None
+
+    arena.close()
+    del arena
+    gc.collect()
+    blob.view[:] = b"x" * 100
+
+    assert blob == Blob(b"x" * 100)
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """An arena and two readers: what is viewed is what was sent, and what nobody holds is free."""
 

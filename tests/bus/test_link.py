@@ -11,13 +11,13 @@ import zmq
 
 from omni_bus.bus.arena import Arena, ArenaLimits
 from omni_bus.bus.link import Link
-from omni_bus.bus.outbox import BacklogLimits, Outbox
+from omni_bus.bus.outbox import BacklogLimits, Outbox, _is_bulky
 from omni_bus.bus.sockets import SocketLimits
 from omni_bus.errors import BadFrame
 from omni_bus.ids import Peer, Sender
 from omni_bus.wire.codec import Codec
-from omni_bus.wire.frames import Chunk, Goodbye, Mapped, Offer, Release
-from omni_bus.wire.payloads import Blob, Json, Media, Tensor, Unreadable
+from omni_bus.wire.frames import Chunk, Close, Goodbye, Mapped, Offer, Open, Release, Route, RouteEdge
+from omni_bus.wire.payloads import KINDS, PAYLOAD_TYPES, Blob, Media, Tensor, Text, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -314,16 +314,15 @@ async def test_backlog_of_a_stuck_peer_gives_its_slots_back(tmp_path: Path) -> N
         arena=arena,
         lend_from_bytes=1,
     )
-    outbox.send(bob, Chunk("r", 0, 0, Json(1)))
-    lane = outbox._lanes[bob]
     outbox.send(bob, media(0, b"x"))
+    lane = outbox._bulk_lanes[bob]
     outbox.mapped(bob.sender, "")
 
     for seq in range(1, 12):
         outbox.send(bob, media(seq, bytes([seq]) * 100))
 
     assert lane.is_stuck
-    in_zeromq = outbox.statistics().handed_over - 2
+    in_zeromq = outbox.statistics().handed_over - 1
     assert arena.statistics().slots == in_zeromq
     outbox.forget(bob)
     assert arena.statistics().slots == 0
@@ -350,3 +349,83 @@ async def test_closed_link_leaves_no_descriptor(tmp_path: Path) -> None:
     await bob.link.close(0)
 
     assert memory_descriptors() == []
+
+
+def route(kind: str) -> Route:
+    return Route("r", "p", Peer("g", 1, ""), {}, (RouteEdge("in", "a", "out", "a", kind, 1, 1),))
+
+
+@pytest.mark.parametrize("ends", ["ipc", "tcp"], indirect=True)
+async def test_each_edge_keeps_its_order_on_two_lanes(ends: tuple[End, End]) -> None:
+    ann, bob = ends
+    expected: dict[str, list[Any]] = {"text": [], "tensor": []}
+
+    for round_ in range(20):
+        for kind, payload in (("text", Text("x")), ("tensor", Tensor("uint8", (LARGE,), Blob(bytes(LARGE))))):
+            request = f"{kind} {round_}"
+            frames = [
+                Open(msgspec.structs.replace(route(kind), request=request), 0),
+                *(Chunk(request, 0, seq, payload) for seq in range(5)),
+                Close(request, 0, 5, kind=kind),
+            ]
+            for frame in frames:
+                ann.link.send(bob.link.me, frame)
+            expected[kind] += [(type(frame), getattr(frame, "seq", None), request) for frame in frames]
+
+    came: dict[str, list[Any]] = {"text": [], "tensor": []}
+    for _ in range(2 * 20 * 7):
+        frame = await bob.next_frame()
+        request = frame.route.request if isinstance(frame, Open) else frame.request
+        came[request.partition(" ")[0]].append((type(frame), getattr(frame, "seq", None), request))
+    assert came == expected
+    assert ann.link.statistics().outbox.peers == 1
+
+
+@pytest.mark.parametrize("ends", ["ipc", "tcp"], indirect=True)
+async def test_words_do_not_wait_behind_tensors(ends: tuple[End, End]) -> None:
+    ann, bob = ends
+    ann.link._outbox._arena = None  # in messages, as between hosts
+    ann.link._outbox._encode = Codec().encode
+    data = Blob(bytes(64 << 20))
+    for seq in range(2):  # both lanes are connected
+        ann.link.send(bob.link.me, Chunk("r", seq, 0, Text("") if seq else Tensor("uint8", (0,), Blob(b""))))
+        await bob.next_frame()
+
+    for seq in range(4):
+        ann.link.send(bob.link.me, Chunk("tensor", 0, seq, Tensor("uint8", (64 << 20,), data)))
+    ann.link.send(bob.link.me, Chunk("word", 0, 0, Text("now")))
+    came = [(await bob.next_frame()).request for _ in range(5)]
+
+    assert came.index("word") < 4
+    assert sorted(came) == ["tensor"] * 4 + ["word"]
+
+
+async def test_peer_that_is_stuck_on_one_lane_is_on_both(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    bob = Peer("bob.0", 2, f"ipc://{tmp_path}/nobody")
+    stuck: list[Peer] = []
+    limits, backlog = SocketLimits(send_hwm=2), BacklogLimits(max_frames=3)
+    outbox = Outbox(context, Sender("ann.0", 1), on_stuck=stuck.append, limits=limits, backlog=backlog)
+
+    for seq in range(9):
+        outbox.send(bob, media(seq, b"x"))
+    handed_over = outbox.statistics().handed_over
+    outbox.send(bob, Chunk("r", 0, 0, Text("x")))
+    await asyncio.sleep(0)
+
+    assert stuck == [bob]
+    assert (outbox.statistics().handed_over, outbox.statistics().stuck) == (handed_over, 1)
+    outbox.forget(bob)
+    assert outbox.statistics().peers == 0
+    await outbox.close(0)
+    context.destroy(0)
+
+
+def test_every_frame_of_an_edge_takes_the_same_lane() -> None:
+    for kind in KINDS:
+        payload_type = next(cls for cls in PAYLOAD_TYPES if cls.__struct_config__.tag == kind)
+        payload = payload_type(*[None] * len(payload_type.__struct_fields__))
+        frames = (Open(route(kind), 0), Chunk("r", 0, 0, payload), Close("r", 0, 0, kind=kind))
+        assert len({_is_bulky(frame) for frame in frames}) == 1
+    assert not _is_bulky(Open(route("tensor"), 5))
+    assert not _is_bulky(Goodbye())

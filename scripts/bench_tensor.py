@@ -416,7 +416,9 @@ def main() -> None:
         f"NumPy {np.__version__}, pyzmq {zmq.__version__}; load {os.getloadavg()[0]:.1f}"
     )
     print(f"{rounds} rounds, each way in turn, {count} tensors each")
-    ways = open_ways(["ours", "ours in place", "ours inline", "zeromq", "mp.Queue"] if args.quick else args.ways.split(","))
+    ways = open_ways(
+        ["ours", "ours in place", "ours inline", "zeromq", "mp.Queue"] if args.quick else args.ways.split(",")
+    )
     calls: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():

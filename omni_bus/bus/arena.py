@@ -31,7 +31,12 @@ MIN_ARENA_BYTES = 1 << 20
 class ArenaLimits(NamedTuple):
     """Bytes that one actor may lend at a time (0: no shared memory), and the length from which blobs are lent.
 
-    `max_bytes` is address space; pages count as memory once they are written, lowest addresses first.
+    `max_bytes` is address space; pages count as memory once they are written, lowest addresses first, and stay until
+    the actor ends.
+
+    `threshold_bytes` by measurement (two processes, one way, medians of 7 alternated rounds of 400; time and both
+    processes' processor time per tensor, arena / message): 16 KiB 1.02 and 1.20, 32 KiB 0.96 and 1.12, 64 KiB 0.81 and
+    0.97, 128 KiB 0.76 and 0.94, 8 MiB 0.2. Below 64 KiB the `Release` frames cost more than the copies that they save.
     """
 
     max_bytes: int = 256 << 20

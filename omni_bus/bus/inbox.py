@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,10 @@ all of it; longer messages get memory of their own. Measured on loopback TCP, co
 MAX_KNOWN_PEERS = 4096
 """Routing ids remembered, parsed ones and those of bad peers each: a stranger can invent any number of them."""
 
+MAX_BATCH_S = 0.001
+"""A frame that makes its receiver send large tensors takes as long as 128 words: timers and other descriptors wait no
+longer for either (audio beside video: 50 ms without this limit, `scripts/bench_link.py`)."""
+
 _NOBLOCK = int(zmq.NOBLOCK)
 
 
@@ -51,9 +56,9 @@ class InboxStatistics(NamedTuple):
 class Inbox:
     """Receives, decodes and delivers; never sends.
 
-    The socket's descriptor wakes the loop, and each wake-up takes messages without blocking until there are none, or
-    `max_batch` of them; then the loop gets a turn before the rest. `deliver` runs on the loop and must not block. If it
-    raises, the loop's exception handler is told and the next message is delivered.
+    The socket's descriptor wakes the loop, and each wake-up takes messages without blocking until there are none,
+    `max_batch` of them were delivered or `MAX_BATCH_S` is over; then the loop gets a turn before the rest.
+    `deliver` runs on the loop and must not block. If it raises, the loop's exception handler is told and the next message is delivered.
 
     Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
     dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its
@@ -137,6 +142,7 @@ class Inbox:
         """
         recv = self._recv
         self._is_draining = False
+        enough_at = monotonic() + MAX_BATCH_S
         for _ in range(self._max_batch):
             if not self._is_open:
                 return
@@ -148,6 +154,8 @@ class Inbox:
                 self.close()  # the context is gone; without this the descriptor would wake the loop for ever
                 raise
             self._take(routing_id)
+            if monotonic() > enough_at:
+                break
         if self._is_open:
             self._is_draining = True
             self._loop.call_soon(self._drain)
@@ -157,7 +165,7 @@ class Inbox:
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
-        # As a message object, which knows whether more follows: asking the socket goes through an enum and takes longer.
+        # As a message object, which knows whether more follows: asking the socket goes through an enum and is slower.
         header = self._recv(_NOBLOCK, copy=False)
         parts: list[Part] = [header.bytes]
         if header.more:

@@ -336,7 +336,7 @@ async def test_memory_written_in_place_is_not_copied(arena: Arena, bob: Reader) 
 
 @pytest.mark.parametrize("is_producer_first", [True, False])
 async def test_memory_written_in_place_is_free_when_all_let_go(
-    arena: Arena, bob: Reader, is_producer_first: bool
+    arena: Arena, bob: Reader, *, is_producer_first: bool
 ) -> None:
     blob = arena.allocate(100)
     assert blob is not None

@@ -8,7 +8,9 @@ Video: 8 MiB frames as fast as a window of two frames allows, each consumed at o
 with all bytes in messages over ipc, and in messages over tcp (as between hosts, here on loopback).
 
 Printed: p50, p99 and worst audio latency, alone and beside video, medians over rounds, and the best round's p99; the
-video's rate; and added p99, the median over rounds of each round's difference. Run: ``python scripts/bench_link.py [--quick] [--rounds N] [--seconds S]``
+video's rate; and added p99, the median over rounds of each round's difference.
+
+Run: ``python scripts/bench_link.py [--quick] [--rounds N] [--seconds S]``
 """
 
 from __future__ import annotations

@@ -57,8 +57,9 @@ class Inbox:
     """Receives, decodes and delivers; never sends.
 
     The socket's descriptor wakes the loop, and each wake-up takes messages without blocking until there are none,
-    `max_batch` of them were delivered or `MAX_BATCH_S` is over; then the loop gets a turn before the rest.
-    `deliver` runs on the loop and must not block. If it raises, the loop's exception handler is told and the next message is delivered.
+    `max_batch` of them were delivered or `MAX_BATCH_S` is over; then the loop gets a turn before the rest. `deliver`
+    runs on the loop and must not block. If it raises, the loop's exception handler is told and the next message is
+    delivered.
 
     Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
     dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its

@@ -6,7 +6,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import zmq
 
@@ -436,7 +436,7 @@ class Outbox:
             lane.socket.close(linger_ms)
 
 
-def _is_bulky(frame: AnyFrame) -> bool:
+def _is_bulky(frame: Any) -> bool:
     """Whether a frame belongs to an edge of a bulky kind: each frame tells by itself, so nothing is remembered."""
     kind = type(frame)
     if kind is Chunk:

@@ -142,7 +142,7 @@ class Codec:
         return len(self._blobs)
 
     def _decode_blob(self, kind: type, value: Any) -> Blob:
-        if kind is Blob and type(value) is list and self._fetch is not None:
+        if kind is Blob and self._fetch is not None and isinstance(value, list):
             return self._fetch_blob(self._fetch, cast("list[Any]", value))
         due = self._next_part
         if kind is not Blob or type(value) is not int or value != due or value >= len(self._parts):

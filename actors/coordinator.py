@@ -11,9 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.runtime.deployment import COORDINATOR, Deployment
+from omni_bus.core.member import COORDINATOR
+from omni_bus.runtime.deployment import Deployment
 from omni_bus.runtime.driver import Driver
-from omni_bus.runtime.process import child_main
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 CUT_S = 2.0
 """Gateways get so long to pass on that requests were cut, and to leave."""
-
-EXIT_CUT = 3
-"""Exit code of a drain that had to end requests."""
 
 
 class CoordinatorActor:
@@ -97,13 +95,9 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     del arguments
     stop = Stop()
     actor = CoordinatorActor(deployment)
+    settle()
     await stop.requested.wait()
-    drain = asyncio.create_task(actor.drain(deployment.config.drain_timeout_s))
-    forced = asyncio.create_task(stop.forced.wait())
-    await asyncio.wait({drain, forced}, return_when=asyncio.FIRST_COMPLETED)
-    is_clean = drain.done() and drain.result()
-    for task in (drain, forced):
-        task.cancel()
+    is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()
     return 0 if is_clean else EXIT_CUT
 

@@ -21,7 +21,7 @@ from omni_bus.client import BusClient
 from omni_bus.errors import ConfigError
 from omni_bus.gateway import Gateway, GatewayServer
 from omni_bus.registry import GATEWAY_GROUP, load_class
-from omni_bus.runtime.process import child_main
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from omni_bus.runtime.deployment import Deployment
 
 logger = logging.getLogger(__name__)
-
-EXIT_CUT = 3
-"""Exit code of a drain that had to end responses."""
 
 
 class GatewayActor:
@@ -88,17 +85,13 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     parser.add_argument("--fd", type=int, required=True)
     given = parser.parse_args(arguments)
     actor = await GatewayActor.start(deployment, given.name, given.index, socket.socket(fileno=given.fd))
+    settle()
     logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
     stopping = asyncio.create_task(stop.requested.wait())
     await asyncio.wait({stopping, actor.client.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if actor.client.leaving.done():
         raise actor.client.leaving.result()
-    drain = asyncio.create_task(actor.drain(deployment.config.drain_timeout_s))
-    forced = asyncio.create_task(stop.forced.wait())
-    await asyncio.wait({drain, forced}, return_when=asyncio.FIRST_COMPLETED)
-    is_clean = drain.done() and drain.result()
-    for task in (drain, forced):
-        task.cancel()
+    is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()
     return 0 if is_clean else EXIT_CUT
 

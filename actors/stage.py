@@ -18,13 +18,23 @@ from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Start, 
 from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.engine import Context, Engine, EngineRequest, StepEngine, StreamingEngine
-from omni_bus.errors import BadInput, OmniBusError
+from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main
+from omni_bus.runtime.process import child_main, settle
 from omni_bus.runtime.signals import Stop
-from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, StageStats, Welcome
+from omni_bus.wire.frames import (
+    STAGE_FRAMES,
+    Chunk,
+    Credit,
+    Introduce,
+    Lost,
+    Ping,
+    Refused,
+    StageStats,
+    Welcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,9 +71,10 @@ class StageActor:
             on_timer=self._on_timer,
             on_unsent=self._on_unsent,
             arena=deployment.arena,
+            understands=STAGE_FRAMES,
         )
         self._thread = EngineThread(name)
-        self.engine = make_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
+        self.engine = build_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
         self._core = StageCore(
             stage,
@@ -81,7 +92,7 @@ class StageActor:
             stage=stage,
             replica=replica,
             live=lambda: self._core.live_routes,
-            stats=lambda: self._core.stats,
+            stats=lambda: self.stats,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
@@ -100,7 +111,10 @@ class StageActor:
     @property
     def stats(self) -> StageStats:
         """Counts of this replica."""
-        return self._core.stats
+        stats = self._core.stats
+        if isinstance(self.engine, StreamingEngine):  # the core drives the steps of the others, and counts them
+            return msgspec.structs.replace(stats, steps=self.engine.num_steps)
+        return stats
 
     @property
     def leaving(self) -> asyncio.Future[OmniBusError]:
@@ -147,6 +161,8 @@ class StageActor:
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         match frame:
+            case Chunk() | Credit():
+                self._perform(self._core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 self._perform(self._member.on_frame(frame))
             case _:
@@ -174,15 +190,24 @@ class StageActor:
         self._perform(self._member.progress(phase, fraction))
 
     def _parse_params(self, raw: dict[str, Any]) -> Any:
+        kind = type(self.engine).Params
         try:
-            return msgspec.convert({**self._default_params, **raw}, type(self.engine).Params)
+            return msgspec.convert({**self._default_params, **raw}, kind)
         except msgspec.ValidationError as error:
+            unknown = [name for name in raw if name not in kind.__struct_fields__]
+            if unknown and "unknown field" in str(error):
+                raise unknown_name("parameter", unknown[0], kind.__struct_fields__, field=unknown[0]) from error
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
 
 
-def make_engine(config: StageConfig, context: Context) -> Engine:
-    """Return the engine that a stage's configuration names, not yet loaded."""
+def build_engine(config: StageConfig, context: Context) -> Engine:
+    """Return the engine that a stage's configuration names, not yet loaded.
+
+    Raises:
+        BadInput: no such adapter, or it can't be imported.
+        msgspec.ValidationError: its `Options` doesn't allow these.
+    """
     kind: type[Engine] = load_class("adapter", config.adapter, ADAPTERS, ADAPTER_GROUP)
     return kind(msgspec.convert(config.options, kind.Options), context)
 
@@ -204,6 +229,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     await asyncio.wait({stopping, loading, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         loading.result()
+        settle()
         await asyncio.wait({stopping, actor.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if actor.leaving.done():
         raise actor.leaving.result()

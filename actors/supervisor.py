@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omni_bus.client import BusClient
+from omni_bus.core.member import COORDINATOR
 from omni_bus.core.restart import RestartPolicy
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
-from omni_bus.runtime.deployment import COORDINATOR, SUPERVISOR
+from omni_bus.runtime.deployment import SUPERVISOR
 from omni_bus.runtime.process import Child
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Phase(StrEnum):
     READY = "ready"
     BACKING_OFF = "backing off"
     DEGRADED = "degraded"
+    FAILED = "failed"
     STOPPED = "stopped"
 
 
@@ -331,7 +333,7 @@ class Supervisor:
             process.phase = Phase.STOPPED
         elif not self._started.done():
             why = _why(process, how)
-            process.phase = Phase.STOPPED
+            process.phase = Phase.FAILED
             self._started.set_exception(StartFailed(why, stage=process.name))
         else:
             process.ready_at = None

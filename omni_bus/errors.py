@@ -183,7 +183,11 @@ def from_info(info: ErrorInfo) -> OmniBusError:
 def unknown_name(what: str, name: str, known: Iterable[str], *, field: str = "") -> UnknownName:
     """Return the error for a name that is not in its table, with the nearest known one."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
     allowed = ", ".join(names) or "none"
-    return UnknownName(f"unknown {what} '{name}'{hint} (known: {allowed})", field=field)
+    return UnknownName(f"unknown {what} '{name}'{did_you_mean(name, names)} (known: {allowed})", field=field)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'replicas'?``, or nothing where no known name is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""

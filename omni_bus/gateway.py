@@ -157,6 +157,11 @@ class _Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Log what aiohttp did not expect; a client's damaged body, met again while the rest is dropped, is no news."""
+        if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kwargs)
+
     def _drop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()

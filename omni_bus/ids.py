@@ -26,7 +26,7 @@ MAX_ACTOR_NAME_BYTES = 200
 _ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})(?:/bulk)?", re.DOTALL)
 
 
-class Sender(msgspec.Struct, frozen=True, array_like=True):
+class Sender(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The identity under which a frame arrived."""
 
     actor: str
@@ -41,7 +41,7 @@ class Sender(msgspec.Struct, frozen=True, array_like=True):
         return self.encode() + b"/bulk"
 
 
-class Peer(msgspec.Struct, frozen=True, array_like=True):
+class Peer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An actor that can be sent to: its name, its incarnation and the address of its inbox."""
 
     actor: str

@@ -1,6 +1,6 @@
 """Drives engines without a stage around them: for the authors of adapters and their tests.
 
-`make_engine` builds an engine as a stage does, `StepDriver` plays the scheduler of a step or session engine,
+`make_engine` builds and loads an engine as a stage does, `StepDriver` plays the scheduler of a step or session engine,
 `start_streaming` and `run_streaming` the stage of a streaming engine. All of them check each value that the engine
 gives out and raise `ContractBroken`, so that a test which only looks at results checks the rules as well.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from omni_bus.errors import (
     BadFrame,
     BadInput,
     DeadlineExceeded,
+    InputTooLarge,
     OmniBusError,
     Overloaded,
     RequestCancelled,
@@ -30,8 +30,7 @@ from omni_bus.errors import (
 )
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.deployment import Deployment
-from omni_bus.wire.codec import MAX_HEADER_BYTES
-from omni_bus.wire.payloads import Json, Text
+from omni_bus.wire.payloads import MAX_IN_HEADER_BYTES, Json, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -289,17 +288,31 @@ async def test_unknown_names_are_refused(client: BusClient) -> None:
     request.cancel()
 
 
-async def test_input_without_a_form_on_the_wire_ends_its_request(client: BusClient) -> None:
+async def test_input_without_a_form_on_the_wire_is_refused(client: BusClient) -> None:
+    """By the name of its port, before anything of it is sent: the request goes on without it."""
     request = await client.submit("text")
 
     with pytest.raises(BadInput, match="messages: the json can't be encoded"):
         await request.send("messages", Json({"messages": "\ud800"}))
-    with contextlib.suppress(OmniBusError):
-        await request.send("messages", Json({"messages": "x" * (MAX_HEADER_BYTES + 1)}))
+    with pytest.raises(InputTooLarge, match="messages: json of 15728") as caught:
+        await request.send("messages", Json({"messages": "x" * MAX_IN_HEADER_BYTES}))
 
-    with pytest.raises(BadFrame, match="a header of 16777"):
-        await words_of(request)
+    assert caught.value.field == "messages"
+    await request.send("messages", PROMPT)
+    request.finish("messages")
+    assert len(await words_of(request)) == 4
+
+
+async def test_parameters_without_a_form_on_the_wire_end_their_request(client: BusClient) -> None:
+    with pytest.raises(BadFrame, match="Open can't be encoded"):
+        await words_of(await ask(client, seed=10**30))
     assert len(await words_of(await ask(client))) == 4
+
+
+async def test_unknown_parameter_is_refused_by_name(client: BusClient) -> None:
+    with pytest.raises(UnknownName, match="unknown parameter 'tokns'; did you mean 'tokens'") as caught:
+        await words_of(await ask(client, tokns=4))
+    assert caught.value.field == "tokns"
 
 
 async def test_lost_coordinator_leaves_streams_alone(bus: Bus, client: BusClient) -> None:
@@ -349,7 +362,7 @@ async def test_stage_output_without_a_form_on_the_wire_fails_its_request(bus: Bu
     await bad.send("messages", PROMPT)
     bad.finish("messages")
 
-    with pytest.raises(BadFrame, match="can't be encoded"):
+    with pytest.raises(StageFailed, match="stage 'llm' failed: UnicodeEncodeError"):
         await words_of(bad)
     assert len(await words_of(good)) == 50
     await bus.is_at_rest()

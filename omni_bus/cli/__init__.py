@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from omni_bus import __version__
+from omni_bus.cli.silence import silence
 from omni_bus.errors import ConfigError, OmniBusError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read the output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it flushes
+        silence(sys.stdout)
         return 1
 
 

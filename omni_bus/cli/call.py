@@ -15,7 +15,7 @@ import uvloop
 
 from omni_bus.cli.deployment import add_name_argument
 from omni_bus.cli.visit import visit
-from omni_bus.client import End, Item
+from omni_bus.client import End, Item, Request
 from omni_bus.config.load import parse_value
 from omni_bus.errors import BadInput, unknown_name
 from omni_bus.media.encode import encode_blocking, join
@@ -61,8 +61,7 @@ async def _call(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
-    deployment, client = await visit(args)
-    async with client:
+    async with visit(args) as (deployment, client):
         pipeline = _pipeline(deployment, args.model)
         for stage in params:
             if stage not in pipeline.stages:
@@ -71,19 +70,29 @@ async def _call(args: argparse.Namespace) -> int:
         async with await client.submit(pipeline.name, outputs, params, timeout_s=args.timeout) as request:
             await request.send("messages", Json({"messages": messages}))
             request.finish("messages")
-            pieces: list[Audio] = []
-            async for event in request:
-                match event:
-                    case Item(payload=Text(text=piece)):
-                        print(piece, end="", flush=True)
-                    case Item(payload=Audio() as audio):
-                        pieces.append(audio)
-                    case Item() | End():
-                        pass
-    print()
+            pieces = await _print(request)
     if args.audio_out is not None:
         await asyncio.to_thread(_write_wav, args.audio_out, pieces)
     return 0
+
+
+async def _print(request: Request) -> list[Audio]:
+    """Print the text as it comes, on a line of its own however it ends; return the sound."""
+    pieces: list[Audio] = []
+    line_end = ""
+    try:
+        async for event in request:
+            match event:
+                case Item(payload=Text(text=piece)):
+                    print(piece, end="", flush=True)
+                    line_end = "\n"
+                case Item(payload=Audio() as audio):
+                    pieces.append(audio)
+                case Item() | End():
+                    pass
+    finally:
+        print(end=line_end, flush=True)
+    return pieces
 
 
 def _params(assignments: list[str]) -> dict[str, dict[str, Any]]:

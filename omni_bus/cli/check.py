@@ -19,9 +19,8 @@ from omni_bus.config.graph import warnings
 from omni_bus.config.layer import DEFAULT, hide_secrets, show_path, show_value
 from omni_bus.config.load import Loaded
 from omni_bus.config.settings import Setting, settings
-from omni_bus.config.suggest import did_you_mean
 from omni_bus.core.pipeline import IN, OUT, Pipeline
-from omni_bus.errors import ConfigError
+from omni_bus.errors import ConfigError, did_you_mean
 
 _WIDTH = 100
 _ORIGIN_COLUMN = 48

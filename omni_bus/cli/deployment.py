@@ -12,9 +12,13 @@ from adapters import ADAPTERS
 from gateways import GATEWAYS
 from omni_bus.config.load import Loaded, load
 from omni_bus.engine import Engine
+from omni_bus.errors import ConfigError
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
 
-DEFAULT_CONFIG = Path(omni_bus.__file__).parent.parent / "configs" / "voice_chat.toml"
+SHIPPED_CONFIGS = Path(omni_bus.__file__).parent.parent / "configs"
+"""Beside the code, in a checkout and in an installed copy."""
+
+DEFAULT_CONFIG = "voice_chat"
 """The deployment for those who name none."""
 
 
@@ -23,7 +27,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="the deployment's TOML file (default: the shipped configs/voice_chat.toml)",
+        help=f"the deployment's TOML file, or the name of a shipped one (default: {DEFAULT_CONFIG})",
     )
     parser.add_argument(
         "-o",
@@ -47,14 +51,32 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
     Raises:
         ConfigError: with every problem.
     """
-    return load(
-        args.config or os.path.relpath(DEFAULT_CONFIG),
-        args.overrides,
-        environ=os.environ,
-        platform=detect_platform(),
-        adapter_class=adapter_class,
-        gateway_class=gateway_class,
-    )
+    file = config_file(args.config or DEFAULT_CONFIG)
+    try:
+        return load(
+            file,
+            args.overrides,
+            environ=os.environ,
+            platform=detect_platform(),
+            adapter_class=adapter_class,
+            gateway_class=gateway_class,
+        )
+    except ConfigError as error:
+        if os.path.exists(file):
+            raise
+        shipped = ", ".join(shipped_configs())
+        raise ConfigError(f"{problem} (shipped ones, by name: {shipped})" for problem in error.problems) from None
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return the deployments that come with omni-bus, by name."""
+    return {file.stem: file for file in sorted(SHIPPED_CONFIGS.glob("*.toml"))}
+
+
+def config_file(text: str) -> str:
+    """Return the file that a ``--config`` means: the file of that path, else the shipped one of that name."""
+    shipped = shipped_configs().get(text)
+    return text if shipped is None or os.path.isfile(text) else os.path.relpath(shipped)
 
 
 def detect_platform() -> str:

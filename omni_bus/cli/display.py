@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from omni_bus.cli.silence import silence
 from omni_bus.observe.log import JsonFormatter, traceback_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "output"}
 """Events that people need not read: they are shown in other words, or come with every request."""
+
+
+STYLES = {"ready": "green", "failed": "bold red", "stopped": "dim"}
+"""Of phases in the table; other ones are on their way."""
 
 
 class Display(Protocol):
@@ -75,6 +80,7 @@ class _Output:
             print(text, file=self._out, flush=True)
         except (BrokenPipeError, ConnectionError):
             self._is_read = False
+            silence(self._out)
 
 
 class _Handler(logging.Handler):
@@ -228,6 +234,8 @@ class TableDisplay(PlainDisplay):
         """Leave the table as it is and go on below."""
         self._leave()
         super().ready(deployment, urls, after_s)
+        is_chat = any("messages" in pipeline.inputs for pipeline in deployment.pipelines.values())
+        self._say('Ctrl-C stops; from another terminal: omni-bus call "Hello"' if is_chat else "Ctrl-C stops")
 
     def end(self) -> None:
         """Give the terminal back."""
@@ -244,6 +252,7 @@ class TableDisplay(PlainDisplay):
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Any:
+        from rich.markup import escape
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -254,7 +263,7 @@ class TableDisplay(PlainDisplay):
             until = process.ready_at if process.ready_at is not None else now
             table.add_row(
                 process.name,
-                f"[green]{process.phase}[/]" if is_ready else f"[yellow]{process.phase}[/]",
+                f"[{STYLES.get(process.phase, 'yellow')}]{escape(process.phase)}[/]",
                 ProgressBar(total=1.0, completed=1.0 if is_ready else process.fraction, width=24),
                 f"{until - process.started_at:.1f} s" if process.started_at else "",
                 str(process.child.pid) if process.child is not None else "",

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     try:
         print(f"{about.name}: stopping (process {about.pid})", flush=True)
-        # Of different kinds: two of one kind would be one, if the second came before the first was delivered.
+        # Of different kinds: two of one kind so close together would be one.
         with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
             for number in (signal.SIGTERM, signal.SIGINT) if args.force else (signal.SIGTERM,):
                 signal.pidfd_send_signal(supervisor, number)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             urls = " ".join(about.gateways.values())
             print(f"{name}: process {about.pid}, {about.config} {urls}")
         if not deployments:
-            raise BadInput("no deployment is running: start one with `omni-bus up`", field="--name")
+            raise BadInput(rundir.NONE_RUNS, field="--name")
         return 0
     status, actors = uvloop.run(_ask(args))
     if args.json:
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    deployment, client = await visit(args)
-    async with client:
+    async with visit(args) as (deployment, client):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, actors = await client.admin("status"), await client.admin("health")

@@ -19,12 +19,14 @@ from omni_bus.cli.deployment import add_config_arguments, available_cores, load_
 from omni_bus.cli.display import make_display
 from omni_bus.config import schema
 from omni_bus.config.graph import warnings
+from omni_bus.core.member import COORDINATOR
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.observe.log import LEVELS
 from omni_bus.runtime import rundir
 from omni_bus.runtime.cores import share
-from omni_bus.runtime.deployment import COORDINATOR, Deployment, ipc_endpoint
+from omni_bus.runtime.deployment import Deployment, ipc_endpoint
 from omni_bus.runtime.ports import bind_port
+from omni_bus.runtime.process import EXIT_CUT, EXIT_START_FAILED
 from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
 
     from omni_bus.cli.display import Display
     from omni_bus.config.load import Loaded
-
-EXIT_START_FAILED = 2
-EXIT_FORCED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,8 +158,8 @@ async def _stop(supervisor: Supervisor, stop: Stop, display: Display) -> int:
     if not stopping.done():
         await supervisor.kill()
         stopping.cancel()
-        return EXIT_FORCED
-    return 0 if stopping.result() else EXIT_FORCED
+        return EXIT_CUT
+    return 0 if stopping.result() else EXIT_CUT
 
 
 def _url(listener: socket.socket) -> str:

@@ -18,10 +18,9 @@ import msgspec
 
 from omni_bus.config.layer import Path, Problem
 from omni_bus.config.schema import GatewayConfig, PipelineConfig, StageConfig
-from omni_bus.config.suggest import did_you_mean
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.engine import Engine
-from omni_bus.errors import unknown_name
+from omni_bus.errors import did_you_mean, unknown_name
 from omni_bus.wire.frames import RouteEdge
 
 EDGE_FORM = '"source.port -> target.port", with "in" and "out" for the client\'s side'
@@ -96,6 +95,33 @@ def build(
     _serve(graph, pipelines, gateways, protocols)
     graph.problems += _port_problems(gateways)
     return graph
+
+
+def slot_problems(
+    pipelines: Mapping[str, Pipeline], stages: Mapping[str, StageConfig | None], adapters: Adapters
+) -> Iterator[Problem]:
+    """Refuse pipelines that branch and admit more requests than their stages can hold: see `Pipeline.is_branching`.
+
+    Args:
+        pipelines: the faultless ones.
+        stages: each stage's table, its options checked already; None for one that could not be understood.
+        adapters: each stage's adapter class.
+    """
+    for name, pipeline in pipelines.items():
+        for stage in pipeline.stages if pipeline.is_branching else ():
+            config, adapter = stages.get(stage), adapters.get(stage)
+            if config is None or adapter is None:
+                continue
+            held = config.replicas * adapter.num_slots(msgspec.convert(config.options, adapter.Options))
+            users = [other for other in pipelines.values() if stage in other.stages]
+            wanted = sum(other.max_in_flight for other in users)
+            if wanted > held:
+                yield Problem(
+                    ("pipelines", name),
+                    "it branches, so every request in flight needs a slot in each stage, else two can wait for each "
+                    f"other for ever: stage '{stage}' holds {held}, max_in_flight of "
+                    f"{', '.join(user.name for user in users)} is {wanted} (allowed: at most {held} in all)",
+                )
 
 
 def warnings(stages: Mapping[str, StageConfig], num_cores: int) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import msgspec
 
-from omni_bus.config.graph import build
+from omni_bus.config.graph import build, slot_problems
 from omni_bus.config.layer import DEFAULT, Layer, Origin, Problem, Table, is_secret, show_path, show_value
 from omni_bus.config.lines import key_lines
 from omni_bus.config.schema import DeploymentConfig
@@ -96,6 +96,8 @@ def load(
     graph = build(draft.adapters, draft.pipelines, draft.gateways, draft.protocols)
     # What is wrong with a value by itself is not said again about the graph.
     said = {at for problem in draft.problems if (at := problem.path)[0] == "pipelines" or len(at) == 1}
+    if not draft.problems:
+        graph.problems += slot_problems(graph.pipelines, draft.stages, draft.adapters)
     problems = draft.problems + [problem for problem in graph.problems if problem.path not in said]
     lines += _show(problems, merged, file) + misread
     lines += _problems_elsewhere(plain, by_platform, platform, name, draft)

@@ -13,9 +13,8 @@ import msgspec
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Path, Problem, Table, show_path, show_value
 from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
-from omni_bus.config.suggest import did_you_mean
 from omni_bus.engine import Engine
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, did_you_mean
 from omni_bus.wire.payloads import KINDS
 
 AdapterClass: typing.TypeAlias = Callable[[str], type[Engine]]
@@ -95,14 +94,25 @@ def _stage(name: str, table: Table, path: Path, draft: Draft, adapter_class: Ada
     adapter = own.get("adapter")
     if adapter_class is not None and isinstance(adapter, str):
         draft.adapters[name] = _look_up(adapter_class, adapter, (*path, "adapter"), draft.problems, _adapter_faults)
+    if adapter is None:  # whose keys the others are is not known, but `adaptor` can be told
+        known = [field.encode_name for field in msgspec.structs.fields(StageConfig) if field.name != "options"]
+        hints = {key: did_you_mean(key, known) for key in options}
+        draft.problems.extend(Problem((*path, key), f"unknown key{hint}") for key, hint in hints.items() if hint)
     found = draft.adapters[name]
     draft.stages[name] = _typed(StageConfig, own, options, path, draft.problems)
     if found is not None:
         checked = _options(found, StageConfig, options, path, draft.problems)
         if checked is not _INVALID:
-            draft.problems.extend(Problem(path, reason) for reason in found.check(checked))
+            draft.problems.extend(_placed(path, found, reason) for reason in found.check(checked))
         if draft.stages[name] is not None:
             convert(own.get("params", {}), found.Params, (*path, "params"), draft.problems)
+
+
+def _placed(path: Path, found: type[Engine], reason: str) -> Problem:
+    """Return an adapter's reason at the key that it begins with (``model: there is no …``), else at the stage."""
+    key, colon, rest = reason.partition(": ")
+    keys = {"adapter", *(field.encode_name for field in msgspec.structs.fields(found.Options))}
+    return Problem((*path, key), rest) if colon and key in keys else Problem(path, reason)
 
 
 def _gateway(name: str, table: Table, path: Path, draft: Draft, gateway_class: GatewayClass | None) -> None:

@@ -127,10 +127,10 @@ class ClientCore:
         call = self._calls.get(request)
         if call is None or call.route is None:
             return []
-        for number, edge in call.in_edges.items():
+        for edge in call.in_edges.values():
             if edge is not None and edge.port == port:
                 credit = edge.consume(payload)
-                return [] if credit is None else [Send(call.route.source(number), credit)]
+                return [] if credit is None else [Send(edge.source, credit)]
         return []
 
     def cancel(self, request: RequestId, reason: str) -> list[ClientEffect]:
@@ -198,6 +198,8 @@ class ClientCore:
     ) -> list[ClientEffect]:
         """Take a frame; a request that it breaks ends with `BadFrame` and is cancelled."""
         match frame:
+            case Chunk() | Credit() | Open() | Close():
+                return self._on_data(sender, frame)
             case AdminReply(call=call, result=result, error=error):
                 if call not in self._asked:
                     return []
@@ -212,8 +214,6 @@ class ClientCore:
                 return []
             case Inquire(request=request):
                 return [] if request in self._calls else [Send(self._coordinator, Cancel(request, "ended"))]
-            case Open() | Chunk() | Close() | Credit():
-                return self._on_data(sender, frame)
 
     def _on_admit(self, route: Route) -> list[ClientEffect]:
         call = self._calls.get(route.request)
@@ -238,13 +238,10 @@ class ClientCore:
         try:
             if isinstance(frame, Credit):
                 return self._on_credit(call, sender, frame)
-            if frame.edge not in call.in_edges or call.route.source(frame.edge).sender != sender:
-                self.num_stale_frames += 1
-                return []
             if isinstance(frame, Open):
-                return self._on_open(call, frame)
-            edge = call.in_edges[frame.edge]
-            if edge is None:
+                return self._on_open(call, sender, frame)
+            edge = call.in_edges.get(frame.edge)
+            if edge is None or edge.sender != sender:
                 self.num_stale_frames += 1
                 return []
             if isinstance(frame, Chunk):
@@ -256,8 +253,11 @@ class ClientCore:
         except OmniBusError as error:
             return [*self._end(request, error), self._cancel(request, call.route, error.message)]
 
-    def _on_open(self, call: _Call, frame: Open) -> list[ClientEffect]:
-        if call.in_edges[frame.edge] is not None or call.route is None:
+    def _on_open(self, call: _Call, sender: Sender, frame: Open) -> list[ClientEffect]:
+        if call.route is None or frame.edge not in call.in_edges or call.route.source(frame.edge).sender != sender:
+            self.num_stale_frames += 1
+            return []
+        if call.in_edges[frame.edge] is not None:
             raise BadInput(f"edge {frame.edge} of {frame.route.request} was opened twice")
         call.in_edges[frame.edge] = InEdge(call.route, frame.edge)
         return []

@@ -1,15 +1,12 @@
 """The thinking of the coordinator: one handler per control frame; membership, admission and binding do the parts.
 
-A request is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has
-said that it let go. It leaves in `_end`, the one place, and leaves a tombstone.
+A request (`omni_bus.core.request` has its states) leaves in `_end`, the one place, and leaves a tombstone.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from collections import Counter
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.binding import Bindings
@@ -17,6 +14,7 @@ from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTi
 from omni_bus.core.health import Health
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import error_for_lost, stage_lost
+from omni_bus.core.request import Request, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -50,7 +48,6 @@ from omni_bus.wire.frames import (
     Ready,
     Refused,
     Reject,
-    RequestStats,
     Route,
     RouteEdge,
     Submit,
@@ -67,53 +64,6 @@ if TYPE_CHECKING:
 
 CANCEL_RETRY_S = 1.0
 """A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
-
-
-class State(Enum):
-    """Of a request in the coordinator; `TRANSITIONS` says what leads where."""
-
-    QUEUED = "queued"
-    """Waits for a place under the pipeline's limit."""
-    RUNNING = "running"
-    """Bound; its stages work."""
-    ENDING = "ending"
-    """Its client has the answer; stages were told to let go and have not all said so."""
-
-
-TRANSITIONS: dict[State, dict[str, State | None]] = {
-    State.QUEUED: {"admitted": State.RUNNING, "ended early": None},
-    State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
-    State.ENDING: {"all stages let go": None},
-}
-"""State, event, next state; None is the end."""
-
-
-class _Request(msgspec.Struct):
-    submit: Submit
-    client: Peer
-    pipeline: Pipeline
-    edges: tuple[RouteEdge, ...]
-    received_at: float
-    deadline: float | None
-    state: State = State.QUEUED
-    route: Route | None = None
-    pending: dict[str, Peer] = {}
-    """Stages that have not ended, and the replica of each."""
-    wants_ack: bool = False
-    """The client cancelled and is told when all is freed."""
-    freed: int = 0
-    error: ErrorInfo | None = None
-    """Why it ends early."""
-    is_adopted: bool = False
-    """A former coordinator admitted it."""
-    has_client_left: bool = False
-    """The client said goodbye: nothing can be sent to it."""
-    stats: dict[str, RequestStats] = {}
-    """Accounts of the stages that are done."""
-
-    def move(self, event: str) -> None:
-        """Take a transition; the end keeps the last state."""
-        self.state = TRANSITIONS[self.state][event] or self.state
 
 
 class CoordinatorCore:
@@ -134,12 +84,14 @@ class CoordinatorCore:
         self._admission = {
             name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
         }
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, Request] = {}
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0}
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
 
     @property
     def num_live(self) -> int:
@@ -161,6 +113,17 @@ class CoordinatorCore:
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
+        self._received[type(frame).__name__] += 1
+        return self._counted(self._on_frame(sender, frame, now))
+
+    def _counted(self, effects: list[Common]) -> list[Common]:
+        """Count what is sent, by kind of frame."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._sent[type(effect.frame).__name__] += 1
+        return effects
+
+    def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         if isinstance(frame, Hello):
             return self._on_hello(sender, frame, now)
         actor = self._membership.get(sender)
@@ -206,6 +169,9 @@ class CoordinatorCore:
 
     def on_timer(self, key: TimerKey, now: float) -> list[Common]:
         """A timer that was set is due."""
+        return self._counted(self._on_timer(key, now))
+
+    def _on_timer(self, key: TimerKey, now: float) -> list[Common]:
         kind, of = key
         match kind:
             case "deadline":
@@ -313,7 +279,7 @@ class CoordinatorCore:
         effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
 
-    def _lose(self, request: RequestId, entry: _Request, actor: Actor, now: float) -> list[Common]:
+    def _lose(self, request: RequestId, entry: Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
             if entry.has_client_left and actor.peer not in entry.pending.values():
@@ -361,7 +327,7 @@ class CoordinatorCore:
     def _take_over(self, actor: Actor, route: Route, now: float) -> list[Common]:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
         request = route.request
-        entry = _Request(
+        entry = Request(
             submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s),
             client=route.gateway,
             pipeline=self._pipelines[route.pipeline],
@@ -420,7 +386,7 @@ class CoordinatorCore:
             effects.append(SetTimer(("deadline", submit.request), entry.deadline))
         return effects + (self._run(submit.request, entry, now) if may_run else [])
 
-    def _accept(self, actor: Actor, submit: Submit, now: float) -> _Request:
+    def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
         """Check a submit against what can be known before its turn."""
         pipeline = self._pipelines.get(submit.pipeline)
         if pipeline is None:
@@ -435,7 +401,7 @@ class CoordinatorCore:
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded(f"timeout_s is {timeout_s:g}: the time limit had passed before the request came")
         deadline = None if timeout_s is None else now + timeout_s
-        return _Request(submit, actor.peer, pipeline, edges, now, deadline)
+        return Request(submit, actor.peer, pipeline, edges, now, deadline)
 
     def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]]:
         """Return the ready replicas of every stage that the edges touch.
@@ -455,7 +421,7 @@ class CoordinatorCore:
                 )
         return replicas
 
-    def _run(self, request: RequestId, entry: _Request, now: float) -> list[Common]:
+    def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
         try:
             replicas = self._replicas(entry.edges)
@@ -499,11 +465,11 @@ class CoordinatorCore:
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
 
-    def _release(self, entry: _Request, stage: str) -> None:
+    def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""
         self._bindings.release(entry.pending.pop(stage).sender)
 
-    def _settle(self, request: RequestId, entry: _Request, now: float) -> list[Common]:
+    def _settle(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """End a request once no stage holds anything of it."""
         if entry.pending or request not in self._requests:
             return []
@@ -523,7 +489,7 @@ class CoordinatorCore:
         was_queued = entry.state is State.QUEUED
         entry.move("ended early")
         entry.error = error.to_info()
-        effects: list[Common] = [DropTimer(("deadline", request)), _account(entry, outcome, error, now)]
+        effects: list[Common] = [DropTimer(("deadline", request)), entry.account(outcome, error, now)]
         if not entry.wants_ack and not entry.has_client_left:
             frame = Reject(request, entry.error) if was_queued else Failed(request, entry.error)
             effects.append(Send(entry.client, frame))
@@ -548,7 +514,7 @@ class CoordinatorCore:
         effects: list[Common] = []
         if outcome:
             self._ended[outcome] += 1
-            effects.append(_account(entry, outcome, None, now))
+            effects.append(entry.account(outcome, None, now))
         effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
@@ -587,6 +553,7 @@ class CoordinatorCore:
         return {
             "is_draining": self._is_draining,
             "requests": {"live": len(self._requests), **self._ended},
+            "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "actors": [
                 {
@@ -604,25 +571,3 @@ class CoordinatorCore:
                 for actor in self._membership
             ],
         }
-
-
-def _account(entry: _Request, outcome: str, error: OmniBusError | None, now: float) -> Report:
-    """The one log line of a request: how it ended and what each stage that was done did; nothing of its contents."""
-    request = entry.submit.request
-    fields: dict[str, Any] = {"request": request, "pipeline": entry.pipeline.name, "outcome": outcome}
-    if error is not None:
-        fields |= {"code": error.code, "stage": error.stage}
-    fields["total_s"] = round(now - entry.received_at, 4)
-    fields["stages"] = {
-        stage: {
-            "first_output_s": round(stats.first_output_s, 4),
-            "total_s": round(stats.total_s, 4),
-            "chunks_in": stats.chunks_in,
-            "chunks_out": stats.chunks_out,
-            "bytes_out": stats.bytes_out,
-            "prompt_tokens": stats.usage.prompt_tokens,
-            "completion_tokens": stats.usage.completion_tokens,
-        }
-        for stage, stats in entry.stats.items()
-    }
-    return Report("request ended", fields)

@@ -4,6 +4,8 @@ The receiver grants a window of chunks and bytes from the beginning and moves it
 since the beginning, so a repeated one is harmless. A chunk is charged at most half the window, so that one larger than
 the window can pass; the receiver keeps back less than half of the window, so a sender with nothing under way can always
 send. Under way are at most `window_bytes` of charge, that is never more than two oversized chunks.
+
+Both ends run for every chunk, so they count in plain integers and build a `Grant` only where one is sent or asked for.
 """
 
 from __future__ import annotations
@@ -23,42 +25,47 @@ class Grant(NamedTuple):
 class Window:
     """What both ends know of an edge's window."""
 
-    __slots__ = ("bytes", "chunks")
+    __slots__ = ("bytes", "chunks", "max_charge")
 
     def __init__(self, chunks: int, num_bytes: int) -> None:
         self.chunks = chunks
         self.bytes = num_bytes
+        self.max_charge = max(1, num_bytes // 2)
 
     def charge(self, size: int) -> int:
         """Return what a chunk of `size` bytes costs."""
-        return min(size, max(1, self.bytes // 2))
+        return min(size, self.max_charge)
 
 
 class SendCredit:
     """The sender's end: spends what was granted."""
 
-    __slots__ = ("_granted", "_spent_bytes", "_spent_chunks", "_window")
+    __slots__ = ("_left_bytes", "_left_chunks", "_max_charge", "_spent_bytes", "_spent_chunks", "_window")
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._granted = Grant(window.chunks, window.bytes)
+        self._max_charge = window.max_charge
+        self._left_chunks = window.chunks
+        self._left_bytes = window.bytes
         self._spent_chunks = 0
         self._spent_bytes = 0
 
     @property
     def left(self) -> Grant:
         """Chunks and bytes that may still be sent; never negative."""
-        return Grant(self._granted.chunks - self._spent_chunks, self._granted.bytes - self._spent_bytes)
+        return Grant(self._left_chunks, self._left_bytes)
 
     def can_spend(self, size: int) -> bool:
         """Whether a chunk of `size` bytes may go now."""
-        left = self.left
-        return left.chunks >= 1 and left.bytes >= self._window.charge(size)
+        return self._left_chunks >= 1 and self._left_bytes >= min(size, self._max_charge)
 
     def spend(self, size: int) -> None:
         """Account for a chunk that is sent; only after `can_spend`."""
+        charge = min(size, self._max_charge)
+        self._left_chunks -= 1
+        self._left_bytes -= charge
         self._spent_chunks += 1
-        self._spent_bytes += self._window.charge(size)
+        self._spent_bytes += charge
 
     def grant(self, grant: Grant) -> None:
         """Take a grant from the receiver; an old one changes nothing.
@@ -66,29 +73,43 @@ class SendCredit:
         Raises:
             BadFrame: it grants more than the window beyond what was sent.
         """
-        if (
-            grant.chunks > self._spent_chunks + self._window.chunks
-            or grant.bytes > self._spent_bytes + self._window.bytes
-        ):
+        left_chunks, left_bytes = grant.chunks - self._spent_chunks, grant.bytes - self._spent_bytes
+        if left_chunks > self._window.chunks or left_bytes > self._window.bytes:
             raise BadFrame(f"credit up to {grant} is beyond the window after {self._spent_chunks} chunks")
-        self._granted = Grant(max(self._granted.chunks, grant.chunks), max(self._granted.bytes, grant.bytes))
+        self._left_chunks = max(self._left_chunks, left_chunks)
+        self._left_bytes = max(self._left_bytes, left_bytes)
 
 
 class ReceiveCredit:
     """The receiver's end: checks what arrives, and grants again what was consumed, in batches of half a window."""
 
-    __slots__ = ("_consumed", "_granted", "_received", "_window")
+    __slots__ = (
+        "_batch_bytes",
+        "_batch_chunks",
+        "_buffered_bytes",
+        "_buffered_chunks",
+        "_kept_bytes",
+        "_kept_chunks",
+        "_max_charge",
+        "_received_bytes",
+        "_received_chunks",
+        "_window",
+    )
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._granted = Grant(window.chunks, window.bytes)
-        self._received = Grant(0, 0)
-        self._consumed = Grant(0, 0)
+        self._max_charge = window.max_charge
+        self._batch_chunks = max(1, window.chunks // 2)
+        self._batch_bytes = max(1, window.bytes // 2)
+        self._received_chunks = self._received_bytes = 0
+        # Came and was not consumed; and was consumed and not granted again. Both are out of the sender's reach.
+        self._buffered_chunks = self._buffered_bytes = 0
+        self._kept_chunks = self._kept_bytes = 0
 
     @property
     def buffered(self) -> Grant:
         """Chunks and charged bytes that came and were not consumed."""
-        return Grant(self._received.chunks - self._consumed.chunks, self._received.bytes - self._consumed.bytes)
+        return Grant(self._buffered_chunks, self._buffered_bytes)
 
     def receive(self, size: int) -> None:
         """Account for a chunk that arrived.
@@ -96,29 +117,40 @@ class ReceiveCredit:
         Raises:
             BadFrame: the sender had no credit for it.
         """
-        received = Grant(self._received.chunks + 1, self._received.bytes + self._window.charge(size))
-        if received.chunks > self._granted.chunks or received.bytes > self._granted.bytes:
-            raise BadFrame(f"{received} came where {self._granted} was granted")
-        self._received = received
+        charge = min(size, self._max_charge)
+        held_chunks = self._buffered_chunks + self._kept_chunks + 1
+        held_bytes = self._buffered_bytes + self._kept_bytes + charge
+        if held_chunks > self._window.chunks or held_bytes > self._window.bytes:
+            received = Grant(self._received_chunks + 1, self._received_bytes + charge)
+            raise BadFrame(f"{received} came where {self._granted()} was granted")
+        self._received_chunks += 1
+        self._received_bytes += charge
+        self._buffered_chunks += 1
+        self._buffered_bytes += charge
 
     def consume(self, size: int) -> Grant | None:
         """Account for a received chunk that was used; return a grant when it is time to send one."""
-        self._consumed = Grant(self._consumed.chunks + 1, self._consumed.bytes + self._window.charge(size))
-        due = Grant(self._consumed.chunks + self._window.chunks, self._consumed.bytes + self._window.bytes)
-        is_due = (
-            due.chunks - self._granted.chunks >= max(1, self._window.chunks // 2)
-            or due.bytes - self._granted.bytes >= max(1, self._window.bytes // 2)
-        )  # fmt: skip
-        if not is_due:
+        charge = min(size, self._max_charge)
+        self._buffered_chunks -= 1
+        self._buffered_bytes -= charge
+        self._kept_chunks += 1
+        self._kept_bytes += charge
+        if self._kept_chunks < self._batch_chunks and self._kept_bytes < self._batch_bytes:
             return None
-        self._granted = due
-        return due
+        self._kept_chunks = self._kept_bytes = 0
+        return self._granted()
 
     def consume_all(self) -> Grant | None:
         """Account for every received chunk; return a grant if that moves the window."""
-        self._consumed = self._received
-        due = Grant(self._consumed.chunks + self._window.chunks, self._consumed.bytes + self._window.bytes)
-        if due == self._granted:
+        if not (self._buffered_chunks or self._buffered_bytes or self._kept_chunks or self._kept_bytes):
             return None
-        self._granted = due
-        return due
+        self._buffered_chunks = self._buffered_bytes = 0
+        self._kept_chunks = self._kept_bytes = 0
+        return self._granted()
+
+    def _granted(self) -> Grant:
+        """What the sender may reach: the window beyond what is out of its reach."""
+        return Grant(
+            self._received_chunks - self._buffered_chunks - self._kept_chunks + self._window.chunks,
+            self._received_bytes - self._buffered_bytes - self._kept_bytes + self._window.bytes,
+        )

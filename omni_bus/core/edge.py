@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
 from omni_bus.errors import BadFrame
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
-from omni_bus.wire.payloads import Unreadable, kind_of, size_of
+from omni_bus.wire.payloads import Unreadable, charge, kind_of, size_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId
@@ -19,24 +19,37 @@ if TYPE_CHECKING:
 class OutEdge:
     """The sending end. Frames that credit forbids wait in order; the owner stops producing while `is_blocked`."""
 
-    __slots__ = ("_credit", "_finish", "_is_closed", "_is_open", "_params", "_pending", "_route", "edge", "num_sent")
+    __slots__ = (
+        "_credit",
+        "_finish",
+        "_is_closed",
+        "_is_open",
+        "_params",
+        "_pending",
+        "_request",
+        "_route",
+        "edge",
+        "kind",
+        "num_sent",
+        "target",
+    )
 
     def __init__(self, route: Route, edge: EdgeId, params: dict[str, dict[str, Any]]) -> None:
+        spec = route.edges[edge]
         self.edge = edge
+        self.kind = spec.kind
+        """The payload kind that the edge carries."""
+        self.target = route.target(edge)
+        """Who receives."""
         self.num_sent = 0
+        self._request = route.request
         self._route = route
         self._params = params
         self._is_open = False
         self._is_closed = False
         self._pending: deque[tuple[Payload, int]] = deque()
         self._finish: Finish | None = None
-        spec = route.edges[edge]
         self._credit = SendCredit(Window(spec.window_chunks, spec.window_bytes))
-
-    @property
-    def kind(self) -> str:
-        """The payload kind that the edge carries."""
-        return self._route.edges[self.edge].kind
 
     @property
     def is_blocked(self) -> bool:
@@ -60,7 +73,10 @@ class OutEdge:
 
     def push(self, payload: Payload) -> list[DataFrame]:
         """Send a payload, now or when credit allows; return the frames to send now."""
-        self._pending.append((payload, size_of(payload)))
+        size = charge(payload)
+        if self._is_open and not self._pending and self._credit.can_spend(size):
+            return [self._chunk(payload, size)]
+        self._pending.append((payload, size))
         return self._flush()
 
     def finish(self, finish: Finish) -> list[DataFrame]:
@@ -88,33 +104,39 @@ class OutEdge:
             self._is_open = True
             frames.append(Open(self._route, self.edge, self._params))
         while self._pending and self._credit.can_spend(self._pending[0][1]):
-            payload, size = self._pending.popleft()
-            self._credit.spend(size)
-            frames.append(Chunk(self._route.request, self.edge, self.num_sent, payload))
-            self.num_sent += 1
+            frames.append(self._chunk(*self._pending.popleft()))
         if self._finish is not None and not self._pending and not self._is_closed:
             self._is_closed = True
-            frames.append(Close(self._route.request, self.edge, self.num_sent, self._finish, self.kind))
+            frames.append(Close(self._request, self.edge, self.num_sent, self._finish, self.kind))
         return frames
+
+    def _chunk(self, payload: Payload, size: int) -> Chunk:
+        self._credit.spend(size)
+        chunk = Chunk(self._request, self.edge, self.num_sent, payload)
+        self.num_sent += 1
+        return chunk
 
 
 class InEdge:
     """The receiving end. A gap, a repeat, a chunk beyond credit or of another kind is the sender's fault."""
 
-    __slots__ = ("_credit", "_route", "edge", "finish", "num_received")
+    __slots__ = ("_credit", "_kind", "_request", "_route", "edge", "finish", "num_received", "port", "sender", "source")
 
     def __init__(self, route: Route, edge: EdgeId) -> None:
+        spec = route.edges[edge]
         self.edge = edge
+        self.port = spec.target_port
+        """The input port that the edge feeds."""
+        self.source = route.source(edge)
+        """Who sends."""
+        self.sender = self.source.sender
+        """The identity of its frames."""
         self.num_received = 0
         self.finish: Finish | None = None
+        self._kind = spec.kind
+        self._request = route.request
         self._route = route
-        spec = route.edges[edge]
         self._credit = ReceiveCredit(Window(spec.window_chunks, spec.window_bytes))
-
-    @property
-    def port(self) -> str:
-        """The input port that the edge feeds."""
-        return self._route.edges[self.edge].target_port
 
     @property
     def is_closed(self) -> bool:
@@ -133,16 +155,14 @@ class InEdge:
             BadFrame: a payload that can't be read, a sequence gap or repeat, another kind than the edge's, no credit,
                 or the edge is closed.
         """
-        where = self._name()
         if isinstance(chunk.payload, Unreadable):
-            raise BadFrame(f"{where}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
-        if self.is_closed:
-            raise BadFrame(f"{where}: chunk {chunk.seq} came after the end")
+            raise BadFrame(f"{self._name()}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
+        if self.finish is not None:
+            raise BadFrame(f"{self._name()}: chunk {chunk.seq} came after the end")
         if chunk.seq != self.num_received:
-            raise BadFrame(f"{where}: chunk {chunk.seq} came where {self.num_received} was due")
-        kind = self._route.edges[self.edge].kind
-        if kind_of(chunk.payload) != kind:
-            raise BadFrame(f"{where}: a {kind_of(chunk.payload)} came where {kind} was declared")
+            raise BadFrame(f"{self._name()}: chunk {chunk.seq} came where {self.num_received} was due")
+        if kind_of(chunk.payload) != self._kind:
+            raise BadFrame(f"{self._name()}: a {kind_of(chunk.payload)} came where {self._kind} was declared")
         self._credit.receive(size_of(chunk.payload))
         self.num_received += 1
 
@@ -161,14 +181,14 @@ class InEdge:
         grant = self._credit.consume(size_of(payload))
         if grant is None or self.is_closed:
             return None
-        return Credit(self._route.request, self.edge, grant.chunks, grant.bytes)
+        return Credit(self._request, self.edge, grant.chunks, grant.bytes)
 
     def discard(self) -> Credit | None:
         """Count all that came as used; return the credit to send, if there is any."""
         grant = self._credit.consume_all()
         if grant is None or self.is_closed:
             return None
-        return Credit(self._route.request, self.edge, grant.chunks, grant.bytes)
+        return Credit(self._request, self.edge, grant.chunks, grant.bytes)
 
     def _name(self) -> str:
         spec = self._route.edges[self.edge]

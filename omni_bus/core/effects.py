@@ -1,4 +1,8 @@
-"""What a core may ask of the loop around it. Each effect is named by what the outside must do."""
+"""What a core may ask of the loop around it. Each effect is named by what the outside must do.
+
+Effects, payloads and frames that each chunk makes have ``gc=False``: none can be part of a cycle, and the garbage
+collector's work would otherwise grow with the number of live requests.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +19,21 @@ TimerKey: TypeAlias = tuple[str, str]
 """What the timer is for, and of whom: ``("deadline", request)``. Setting a key again replaces it."""
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send a frame to a peer."""
 
     peer: Peer
     frame: AnyFrame
 
 
-class SetTimer(msgspec.Struct, frozen=True):
+class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Call `on_timer(key)` at the monotonic second `at`."""
 
     key: TimerKey
     at: float
 
 
-class DropTimer(msgspec.Struct, frozen=True):
+class DropTimer(msgspec.Struct, frozen=True, gc=False):
     """Forget a timer; unknown keys are ignored."""
 
     key: TimerKey
@@ -61,7 +65,7 @@ Common: TypeAlias = Send | SetTimer | DropTimer | Forget | Report | Leave
 # --- a stage to its engine ----------------------------------------------------------------------------------
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True, gc=False):
     """Begin a request on a streaming engine; `Feed` brings its input."""
 
     request: RequestId
@@ -74,7 +78,7 @@ class Add(msgspec.Struct, frozen=True):
     inputs: dict[str, list[Payload]]
 
 
-class Feed(msgspec.Struct, frozen=True):
+class Feed(msgspec.Struct, frozen=True, gc=False):
     """Bring more input for one port; with `is_last` the port has ended."""
 
     request: RequestId
@@ -83,25 +87,25 @@ class Feed(msgspec.Struct, frozen=True):
     is_last: bool
 
 
-class Suspend(msgspec.Struct, frozen=True):
+class Suspend(msgspec.Struct, frozen=True, gc=False):
     """Do not advance this request's generator."""
 
     request: RequestId
 
 
-class Resume(msgspec.Struct, frozen=True):
+class Resume(msgspec.Struct, frozen=True, gc=False):
     """Advance it again."""
 
     request: RequestId
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Run one engine step over these requests, then call `on_stepped`."""
 
     requests: tuple[RequestId, ...]
 
 
-class Abort(msgspec.Struct, frozen=True):
+class Abort(msgspec.Struct, frozen=True, gc=False):
     """Free all that the engine holds of this request, then call `on_aborted`."""
 
     request: RequestId
@@ -120,14 +124,14 @@ class Admitted(msgspec.Struct, frozen=True):
     route: Route
 
 
-class Writable(msgspec.Struct, frozen=True):
+class Writable(msgspec.Struct, frozen=True, gc=False):
     """An input port that was out of credit can take more."""
 
     request: RequestId
     port: str
 
 
-class Deliver(msgspec.Struct, frozen=True):
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     """A payload came out; the application calls `consume` when it is done with it."""
 
     request: RequestId
@@ -135,7 +139,7 @@ class Deliver(msgspec.Struct, frozen=True):
     payload: Payload
 
 
-class PortEnded(msgspec.Struct, frozen=True):
+class PortEnded(msgspec.Struct, frozen=True, gc=False):
     """An output port is complete."""
 
     request: RequestId

@@ -6,6 +6,7 @@ suspended or starved one: a request that waits for credit keeps its slot but giv
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import msgspec
@@ -30,50 +31,78 @@ class _Entry(msgspec.Struct):
 
 
 class Scheduler:
-    """Orders by priority (higher first), then deadline, then arrival; among equals, who ran longest ago goes first."""
+    """Orders by priority (higher first), then deadline, then arrival; among equals, who ran longest ago goes first.
+
+    A stage asks after every event, so nothing here looks at all requests: starting looks at those that start, a step at
+    those that are ready, of which there are about `width`.
+    """
 
     def __init__(self, width: int, max_resident: int) -> None:
         self._width = width
         self._max_resident = max(max_resident, width)
         self._entries: dict[RequestId, _Entry] = {}
+        self._waiting: list[tuple[tuple[int, float, int], RequestId]] = []
+        """A heap of those without a slot; who was removed stays in it until its turn."""
+        self._ready: dict[RequestId, _Entry] = {}
+        """Those with a slot that are neither suspended nor starved."""
         self._num_resident = 0
+        self._num_suspended = 0
         self._num_added = 0
         self._num_plans = 0
 
     @property
     def counts(self) -> Counts:
         """How many requests wait for a slot, hold one, and are suspended."""
-        suspended = sum(1 for entry in self._entries.values() if entry.is_suspended)
-        return Counts(len(self._entries) - self._num_resident, self._num_resident, suspended)
+        return Counts(len(self._entries) - self._num_resident, self._num_resident, self._num_suspended)
 
     def add(self, request: RequestId, priority: int, deadline: float | None) -> None:
         """Let a request wait for a slot."""
         self._num_added += 1
         order = (-priority, deadline if deadline is not None else float("inf"), self._num_added)
         self._entries[request] = _Entry(order)
+        heapq.heappush(self._waiting, (order, request))
 
     def remove(self, request: RequestId) -> None:
         """Forget a request and free its slot; unknown ones are ignored."""
         entry = self._entries.pop(request, None)
-        if entry is not None and entry.is_resident:
+        if entry is None:
+            return
+        self._ready.pop(request, None)
+        self._num_suspended -= entry.is_suspended
+        if entry.is_resident:
             self._num_resident -= 1
+        elif len(self._waiting) > 2 * (len(self._entries) - self._num_resident) + 16:
+            # Who gave up waiting must not outnumber those who do wait.
+            self._waiting = [place for place in self._waiting if self._is_waiting(*place)]
+            heapq.heapify(self._waiting)
 
     def suspend(self, request: RequestId) -> None:
         """Leave a request out of steps."""
-        self._entries[request].is_suspended = True
+        entry = self._entries[request]
+        self._num_suspended += not entry.is_suspended
+        entry.is_suspended = True
+        self._ready.pop(request, None)
 
     def resume(self, request: RequestId) -> None:
         """Let it take part again."""
-        self._entries[request].is_suspended = False
+        entry = self._entries[request]
+        self._num_suspended -= entry.is_suspended
+        entry.is_suspended = False
+        self._take_part(request, entry)
 
     def starve(self, request: RequestId) -> None:
         """Leave it out until `wake`: it has nothing to do."""
-        if request in self._entries:
-            self._entries[request].is_starved = True
+        entry = self._entries.get(request)
+        if entry is not None:
+            entry.is_starved = True
+            self._ready.pop(request, None)
 
     def wake(self, request: RequestId) -> None:
         """It has input again."""
-        self._entries[request].is_starved = False
+        entry = self._entries[request]
+        if entry.is_starved:
+            entry.is_starved = False
+            self._take_part(request, entry)
 
     def is_resident(self, request: RequestId) -> bool:
         """Whether the request holds a slot."""
@@ -82,30 +111,40 @@ class Scheduler:
 
     def start(self) -> list[RequestId]:
         """Give free slots to waiting requests, in order; return those that got one."""
-        free = self._max_resident - self._num_resident
-        if free <= 0:
-            return []
-        waiting = sorted((e.order, r) for r, e in self._entries.items() if not e.is_resident)
+        started: list[RequestId] = []
         # Who waits for credit or for input leaves its place in the step to another, up to `max_resident`.
-        running = sum(1 for e in self._entries.values() if e.is_resident and not (e.is_suspended or e.is_starved))
-        started = [request for _, request in waiting[: min(free, max(0, self._width - running))]]
-        for request in started:
-            self._entries[request].is_resident = True
-        self._num_resident += len(started)
+        while self._waiting and self._num_resident < self._max_resident and len(self._ready) < self._width:
+            order, request = heapq.heappop(self._waiting)
+            if self._is_waiting(order, request):
+                entry = self._entries[request]
+                entry.is_resident = True
+                self._num_resident += 1
+                self._take_part(request, entry)
+                started.append(request)
         return started
 
     def batch(self) -> tuple[RequestId, ...]:
         """Return the requests of the next step."""
         self._num_plans += 1
-        ready = [
-            (entry.order[0], entry.last_step, entry.order, request)
-            for request, entry in self._entries.items()
-            if entry.is_resident and not entry.is_suspended and not entry.is_starved
-        ]
-        if len(ready) > self._width:
-            ready.sort()
-            del ready[self._width :]
-        chosen = tuple(request for _, _, _, request in ready)
-        for request in chosen:
-            self._entries[request].last_step = self._num_plans
-        return chosen
+        chosen = self._ready
+        if len(chosen) > self._width:
+            # At most `max_resident` are ready.
+            chosen = dict(heapq.nsmallest(self._width, chosen.items(), key=_turn))
+        for entry in chosen.values():
+            entry.last_step = self._num_plans
+        return tuple(chosen)
+
+    def _take_part(self, request: RequestId, entry: _Entry) -> None:
+        if entry.is_resident and not entry.is_suspended and not entry.is_starved:
+            self._ready[request] = entry
+
+    def _is_waiting(self, order: tuple[int, float, int], request: RequestId) -> bool:
+        """Whether a place in the heap is of a request that still waits, not of one that left or of its namesake."""
+        entry = self._entries.get(request)
+        return entry is not None and entry.order == order and not entry.is_resident
+
+
+def _turn(item: tuple[RequestId, _Entry]) -> tuple[int, int, tuple[int, float, int]]:
+    """By priority, then by who ran longest ago, then by deadline and arrival."""
+    order = item[1].order
+    return order[0], item[1].last_step, order

@@ -26,19 +26,9 @@ Format: TypeAlias = Literal["wav", "pcm", "pcm16", "flac", "mp3", "opus"]
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-MEDIA_TYPES: dict[Format, str] = {
-    "wav": "audio/wav",
-    "pcm": "audio/pcm",
-    "pcm16": "audio/pcm",
-    "flac": "audio/flac",
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-}
-
 MAX_INLINE_BYTES = 64 * 1024
 """S16 sound up to this size (1.4 s at 24 kHz) is wrapped on the loop: that takes less than the hop to a thread."""
 
-WAV_HEADER_BYTES = 44
 _BASE64_PIECE_BYTES = 3 * 64 * 1024
 
 _MP3_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from omni_bus.bus.arena import ArenaLimits
+from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.pipeline import Pipeline
 
-COORDINATOR = "coordinator"
 SUPERVISOR = "supervisor"
 
-MAX_SOCKET_PATH_BYTES = 107
-"""``sun_path`` in ``sockaddr_un`` has 108 bytes, the last one NUL (unix(7))."""
+DEPLOYMENT_FILE = "deployment.json"
+"""In the run directory."""
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Deployment(msgspec.Struct, frozen=True):
     @property
     def path(self) -> Path:
         """The file that holds this."""
-        return Path(self.run_dir) / "deployment.json"
+        return Path(self.run_dir) / DEPLOYMENT_FILE
 
     def write(self) -> None:
         """Write it where children find it."""
@@ -63,7 +63,7 @@ class Deployment(msgspec.Struct, frozen=True):
 def ipc_endpoint(directory: str, name: str) -> str:
     """Return the address of a socket file; a name that is too long for its directory is replaced by a hash of it."""
     path = f"{directory}/{name}.sock"
-    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+    if len(path.encode()) > MAX_IPC_PATH_BYTES:
         path = f"{directory}/{base64.b32encode(hashlib.sha256(name.encode()).digest())[:11].decode().lower()}"
     return f"ipc://{path}"
 

@@ -21,11 +21,11 @@ from omni_bus.engine import (
     Inputs,
     Output,
     SessionEngine,
-    Starved,
     StepEngine,
     StreamingEngine,
 )
-from omni_bus.errors import OmniBusError
+from omni_bus.errors import OmniBusError, StageFailed
+from omni_bus.runtime.engine_events import breach, checked
 from omni_bus.wire.frames import Finish
 
 if TYPE_CHECKING:
@@ -101,7 +101,10 @@ class EngineThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            try:
+                call()
+            except BaseException:  # a call handles its own errors; one that does not must not be the last
+                logger.exception("a call on the engine's thread failed")
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -113,8 +116,9 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_exception(error)
 
 
-_RAISED = (Exception, SystemExit)
-"""What an engine's call may raise at the cost of its requests only: some libraries exit where others raise."""
+_RAISED = (BaseException,)
+"""What an engine's call may raise at the cost of its requests only: some libraries exit where others raise, and a
+panic in Rust is no `Exception`. Without this it would end the thread, and every later request would wait for ever."""
 
 MAX_LAG_PERIODS = 8
 """A session engine that was held up makes up for so many periods, and lets go of what it missed before them."""
@@ -124,19 +128,6 @@ def _log_raised(stage: str, call: str, error: BaseException) -> None:
     """Say where an engine raised; not with what message, since it may quote a prompt."""
     fields = {"stage": stage, "call": call, "error": type(error).__name__}
     logger.error("the engine raised", exc_info=error, extra={"fields": fields})
-
-
-def _checked(events: Any) -> list[Event]:
-    """Return what a step returned as a list of events.
-
-    Raises:
-        TypeError: it is not a sequence of events.
-    """
-    listed = list(events)
-    for event in listed:
-        if not isinstance(event, Output | Finished | Starved | Failure):
-            raise TypeError(f"a step returned a {type(event).__name__} among its events")
-    return listed
 
 
 EngineEffect: TypeAlias = Start | Add | Feed | Suspend | Resume | Step | Abort
@@ -158,26 +149,42 @@ class StepHost:
         """A step asked for now follows the one before it at the period."""
         self._held: set[RequestId] = set()
         """Requests that the engine has; touched on its thread only."""
+        self._calls: list[Callable[[], None]] = []
+        """What the engine must do: handed over with the step or abort that follows, or at the end of the loop's turn.
+        Handing over wakes the engine's thread, which costs more than most calls."""
 
     def perform(self, effect: EngineEffect) -> None:
         """Carry out an effect of the core."""
         match effect:
-            case Add(request=request, inputs=inputs):
-                wanted = self._listener.request(request)
-                self._thread.post(lambda: self._add(wanted, inputs))
             case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
-                self._thread.post(lambda: self._feed(request, port, payloads, is_last=is_last))
+                self._do_soon(lambda: self._feed(request, port, payloads, is_last=is_last))
             case Step(requests=requests):
                 if not self._is_on_time:
                     self._due_at = self._loop.time()
-                self._thread.post(lambda: self._step(requests))
+                self._calls.append(lambda: self._step(requests))
+                self._hand_over()
+            case Add(request=request, inputs=inputs):
+                wanted = self._listener.request(request)
+                self._do_soon(lambda: self._add(wanted, inputs))
             case Abort(request=request):
-                self._thread.post(lambda: self._abort(request))
+                self._calls.append(lambda: self._abort(request))
+                self._hand_over()
             case _:
                 raise AssertionError(f"a step engine has no {effect}")
 
+    def _do_soon(self, call: Callable[[], None]) -> None:
+        if not self._calls:
+            self._loop.call_soon(self._hand_over)
+        self._calls.append(call)
+
+    def _hand_over(self) -> None:
+        if self._calls:
+            calls, self._calls = self._calls, []
+            self._thread.post(lambda: _call_all(calls))
+
     async def close(self) -> None:
-        """Nothing is left to do: the thread ends with its calls."""
+        """Leave nothing to be called after the engine's own `close`; the thread ends with its calls."""
+        self._hand_over()
 
     # --- on the engine's thread -------------------------------------------------------------------------------
 
@@ -203,16 +210,31 @@ class StepHost:
         events: Sequence[Event] = ()
         if held:
             try:
-                events = _checked(self._engine.step(held))
+                events = self._judge(checked(self._engine.step(held)))
             except _RAISED as error:  # a step that raises ends the requests in it; others keep their state
                 for request in held:
                     self._drop(request)
                 said = self._as_error("step", error)
+                if len(held) > 1 and not isinstance(error, OmniBusError):
+                    # What it says may quote one of the prompts, and all of their clients would read it.
+                    said = StageFailed(f"stage '{self._stage}' failed: {type(error).__name__}", stage=self._stage)
                 events = [Failure(request, said) for request in held]
         for event in events:
             if isinstance(event, Finished | Failure):
                 self._held.discard(event.request)
         self._loop.call_soon_threadsafe(self._stepped, events)
+
+    def _judge(self, events: Sequence[Event]) -> list[Event]:
+        """Put a failure in the place of each event that breaks the engine's contract; it costs that request only."""
+        judged: list[Event] = []
+        for event in events:
+            broken = breach(event, self._engine)
+            if broken is None:
+                judged.append(event)
+                continue
+            self._drop(event.request)
+            judged.append(Failure(event.request, stage_failed(broken, self._stage)))
+        return judged
 
     def _abort(self, request: RequestId) -> None:
         self._drop(request)
@@ -253,9 +275,16 @@ class StepHost:
         self._is_on_time = False
 
 
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
 class _PortInput(msgspec.Struct):
-    payloads: deque[Payload]
+    payloads: deque[Payload] = msgspec.field(default_factory=deque)
     is_ended: bool = False
+    waiters: list[asyncio.Future[None]] = []
+    """Of whoever iterates and has taken all; futures, since an `asyncio.Event` costs each chunk three times as much."""
 
 
 class _StreamInputs(Inputs):
@@ -264,15 +293,18 @@ class _StreamInputs(Inputs):
     def __init__(self, request: RequestId, listener: Listener) -> None:
         self._request = request
         self._listener = listener
+        self._loop = asyncio.get_running_loop()
         self._ports: dict[str, _PortInput] = {}
-        self._changed = asyncio.Event()
 
     def feed(self, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
         """Take what came."""
         held = self._port(port)
         held.payloads.extend(payloads)
         held.is_ended = held.is_ended or is_last
-        self._changed.set()
+        waiters, held.waiters = held.waiters, []
+        for waiter in waiters:
+            if not waiter.done():  # cancelled with whoever waited
+                waiter.set_result(None)
 
     async def port(self, name: str) -> AsyncIterator[Payload]:
         """Iterate as input comes."""
@@ -284,11 +316,15 @@ class _StreamInputs(Inputs):
                 yield payload
             if held.is_ended:
                 return
-            self._changed.clear()
-            await self._changed.wait()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            held.waiters.append(waiter)
+            await waiter
 
     def _port(self, name: str) -> _PortInput:
-        return self._ports.setdefault(name, _PortInput(deque()))
+        held = self._ports.get(name)
+        if held is None:
+            held = self._ports[name] = _PortInput()
+        return held
 
 
 class _Run:
@@ -364,10 +400,20 @@ class StreamingHost:
                     if isinstance(output, Finish):
                         finish = output
                         continue
-                    port, payload = output
-                    self._listener.on_events([Output(request, port, payload)])
-                    await run.may_advance.wait()
+                    event = Output(request, *output)
+                    if (broken := breach(event, self._engine)) is not None:
+                        raise broken
+                    self._listener.on_events([event])
+                    if not run.may_advance.is_set():
+                        await run.may_advance.wait()
             end = Finished(request, finish)
+            if (broken := breach(end, self._engine)) is not None:
+                raise broken
+        except asyncio.CancelledError:
+            if run.is_aborted:
+                raise
+            # Something within the engine was cancelled, not this request: it ends, and says so.
+            end = Failure(request, StageFailed(f"stage '{self._stage}' failed: it was cancelled", stage=self._stage))
         except _RAISED as error:  # whatever an engine raises ends its request alone
             if not isinstance(error, OmniBusError):
                 _log_raised(self._stage, "run", error)

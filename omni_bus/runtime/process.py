@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import itertools
 import logging
 import os
@@ -30,7 +31,10 @@ MAX_LINE_BYTES = 256 * 1024
 """A line of a child's output that is longer is cut: its supervisor's memory is bounded."""
 
 EXIT_START_FAILED = 2
-"""Exit code of a child whose last log line says why it can't serve."""
+"""Exit code of a child whose last log line says why it can't serve, and of an ``omni-bus up`` that could not start."""
+
+EXIT_CUT = 3
+"""Exit code of a drain, or of a whole stop, that had to end requests."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -69,6 +73,16 @@ def child_main(name: str, run: Callable[[Deployment, Sequence[str]], Coroutine[N
         code = EXIT_START_FAILED
     logging.shutdown()
     os._exit(code)
+
+
+def settle() -> None:
+    """Tell the garbage collector that what is loaded stays; call it once, when a process begins to serve.
+
+    Later collections look only at what came since. Of a stage with torch a full one would otherwise stop the loop for a
+    tenth of a second, again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Child:

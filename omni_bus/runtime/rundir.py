@@ -30,6 +30,8 @@ ROOT_LOCK = ".lock"
 """In the directory of all deployments. Whoever makes, sweeps or removes a deployment's directory holds it alone,
 whoever only looks holds it with others; each for milliseconds. So nobody takes a look or a sweep for a supervisor."""
 
+NONE_RUNS = "no deployment is running: start one with `omni-bus up`"
+
 
 class About(msgspec.Struct, frozen=True):
     """What a supervisor tells about itself."""
@@ -173,8 +175,9 @@ def find(parent: Path, name: str | None) -> tuple[Path, About]:
     deployments = running(parent)
     if name is not None and name not in deployments:
         raise unknown_name("running deployment", name, deployments, field="--name")
+    if not deployments and name is None:
+        raise BadInput(NONE_RUNS, field="--name")
     if name is None and len(deployments) != 1:
-        which = ", ".join(deployments) or "none"
-        raise BadInput(f"say which deployment with --name (running: {which})", field="--name")
+        raise BadInput(f"say which deployment with --name (running: {', '.join(deployments)})", field="--name")
     name = name if name is not None else next(iter(deployments))
     return parent / name, deployments[name]

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+ECHO_S = 0.2
+"""The same signal again so soon after the first is the same wish: a program around this one (``timeout``, a package
+runner) passes on what it was sent, and the process group has it anyway, so that one Ctrl-C or SIGTERM arrives twice."""
 
 
 class Stop:
@@ -12,20 +20,43 @@ class Stop:
     Args:
         with_interrupt: whether Ctrl-C counts too. Children of a supervisor ignore it: it is for their supervisor, which
             tells them in order.
+        clock: seconds; by default the loop's.
     """
 
-    def __init__(self, *, with_interrupt: bool = False) -> None:
+    def __init__(self, *, with_interrupt: bool = False, clock: Callable[[], float] | None = None) -> None:
         self.requested = asyncio.Event()
         self.forced = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.request)
+        self._clock = clock if clock is not None else loop.time
+        self._first = (0, 0.0)
+        loop.add_signal_handler(signal.SIGTERM, self.request, signal.SIGTERM)
         if with_interrupt:
-            loop.add_signal_handler(signal.SIGINT, self.request)
+            loop.add_signal_handler(signal.SIGINT, self.request, signal.SIGINT)
         else:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def request(self) -> None:
-        """Ask to drain; asked again, to leave at once."""
-        if self.requested.is_set():
+    def request(self, number: int) -> None:
+        """Ask to drain; asked again, by another signal or after `ECHO_S`, to leave at once."""
+        first, at_s = self._first
+        if not self.requested.is_set():
+            self._first = (number, self._clock())
+            self.requested.set()
+        elif number != first or self._clock() - at_s > ECHO_S:
             self.forced.set()
-        self.requested.set()
+
+    async def drained(self, drain: Coroutine[Any, Any, bool]) -> bool:
+        """Drain until that is done, or until whoever asked for it asks to leave at once.
+
+        Args:
+            drain: returns whether all work finished by itself.
+
+        Returns:
+            What `drain` returned; False if it was cut short.
+        """
+        draining = asyncio.create_task(drain)
+        forced = asyncio.create_task(self.forced.wait())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        is_clean = draining.done() and draining.result()
+        for task in (draining, forced):
+            task.cancel()
+        return is_clean

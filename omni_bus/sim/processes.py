@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.coordinator import State as RequestState
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
 from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
+from omni_bus.core.request import State as RequestState
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.stage import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES

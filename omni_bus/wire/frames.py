@@ -288,7 +288,7 @@ class Open(Frame, frozen=True):
     params: dict[str, dict[str, Any]] = {}
 
 
-class Chunk(Frame, frozen=True):
+class Chunk(Frame, frozen=True, gc=False):
     """The `seq`-th payload of an edge, from 0."""
 
     request: RequestId
@@ -297,7 +297,7 @@ class Chunk(Frame, frozen=True):
     payload: Payload
 
 
-class Credit(Frame, frozen=True):
+class Credit(Frame, frozen=True, gc=False):
     """The sender of `edge` may send up to this many chunks and charged bytes in all, counted from the beginning."""
 
     request: RequestId
@@ -306,7 +306,7 @@ class Credit(Frame, frozen=True):
     bytes: int
 
 
-class Close(Frame, frozen=True):
+class Close(Frame, frozen=True, gc=False):
     """The edge ended after `num_chunks` chunks."""
 
     request: RequestId
@@ -366,3 +366,19 @@ ControlFrame: TypeAlias = (
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
 TransportFrame: TypeAlias = Offer | Mapped | Release
 AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
+
+DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
+"""What any actor may send to any other; the request's route decides whether it counts."""
+
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping, Cancel, Inquire}
+"""What a stage understands; control frames come from the coordinator only."""
+
+CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
+    Admit,
+    Reject,
+    Failed,
+    Cancelled,
+    Inquire,
+    AdminReply,
+}
+"""What a gateway or another client understands; control frames come from the coordinator only."""

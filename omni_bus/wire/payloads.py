@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from omni_bus.errors import InputTooLarge
+
 
 class Blob:
     """Raw bytes outside the header.
@@ -66,20 +68,20 @@ SampleFormat: TypeAlias = Literal["s16", "f32"]
 Shape: TypeAlias = tuple[int, ...]
 
 
-class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+class Text(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text"):
     """A piece of text; pieces of one edge concatenate. Never ends inside a character."""
 
     text: str
     num_tokens: int = 0
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+class Tokens(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tokens"):
     """Token ids of the vocabulary that the edge's two stages share: int32."""
 
     ids: Blob
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
+class Tensor(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tensor"):
     """A dense array in C order."""
 
     dtype: Dtype
@@ -87,7 +89,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
     data: Blob
 
 
-class Audio(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
+class Audio(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="audio"):
     """PCM sound; pieces of one edge concatenate and have one rate, format and channel count."""
 
     rate_hz: int
@@ -101,7 +103,7 @@ class Audio(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
         return len(self.data) // (self.channels * (2 if self.format == "s16" else 4))
 
 
-class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+class Image(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="image"):
     """One picture: uint8, (height, width, channels), channels 1 grey, 3 RGB or 4 RGBA."""
 
     height: int
@@ -110,7 +112,7 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     data: Blob
 
 
-class Video(msgspec.Struct, frozen=True, array_like=True, tag="video"):
+class Video(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="video"):
     """Consecutive frames: uint8, (frames, height, width, 3).
 
     `first_frame` is the index of the first one in the whole stream; frame i is shown at
@@ -126,7 +128,7 @@ class Video(msgspec.Struct, frozen=True, array_like=True, tag="video"):
     data: Blob
 
 
-class Codes(msgspec.Struct, frozen=True, array_like=True, tag="codes"):
+class Codes(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="codes"):
     """Codec codes: int32, (frames, codebooks), at `frame_rate_hz`."""
 
     num_frames: int
@@ -135,7 +137,7 @@ class Codes(msgspec.Struct, frozen=True, array_like=True, tag="codes"):
     data: Blob
 
 
-class Hidden(msgspec.Struct, frozen=True, array_like=True, tag="hidden"):
+class Hidden(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="hidden"):
     """Hidden states: (tokens, width), of consecutive positions from `first_position`."""
 
     first_position: int
@@ -144,7 +146,7 @@ class Hidden(msgspec.Struct, frozen=True, array_like=True, tag="hidden"):
     data: Blob
 
 
-class Latents(msgspec.Struct, frozen=True, array_like=True, tag="latents"):
+class Latents(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="latents"):
     """Diffusion latents at denoising step `step` of `num_steps`."""
 
     step: int
@@ -154,13 +156,13 @@ class Latents(msgspec.Struct, frozen=True, array_like=True, tag="latents"):
     data: Blob
 
 
-class Json(msgspec.Struct, frozen=True, array_like=True, tag="json"):
+class Json(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="json"):
     """A small structured value (messages, actions' metadata): maps, lists, text, numbers, booleans, null."""
 
     value: Any
 
 
-class Media(msgspec.Struct, frozen=True, array_like=True, tag="media"):
+class Media(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="media"):
     """Encoded media as a client sent it or will get it, with its IANA media type."""
 
     media_type: str
@@ -187,9 +189,12 @@ KINDS: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in PAYLOAD
 """The names that ports and edges are declared with."""
 
 
+_KIND_OF: dict[type[Payload], str] = dict(zip(PAYLOAD_TYPES, KINDS, strict=True))
+
+
 def kind_of(payload: Payload) -> str:
     """Return the payload's tag."""
-    return str(payload.__struct_config__.tag)
+    return _KIND_OF[type(payload)]
 
 
 class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag="unreadable"):
@@ -342,14 +347,38 @@ HEADER_BYTES = 64
 """What a payload costs in flow control besides its bulk, so that empty chunks are not free."""
 
 
+MAX_IN_HEADER_BYTES = 15 * 1024 * 1024
+"""Text and JSON travel in a frame's header, which `codec.MAX_HEADER_BYTES` limits; the rest of a chunk is small."""
+
+
 def size_of(payload: Payload) -> int:
-    """Return the bytes that flow control charges for a payload."""
+    """Return the bytes that flow control charges for a payload.
+
+    Raises:
+        ValueError, OverflowError, TypeError: it has no form on the wire (a lone surrogate, an integer over 64 bits).
+    """
     match payload:
         case Text(text=text):
-            return HEADER_BYTES + len(text.encode("utf-8", "surrogatepass"))
+            # Called several times for each chunk; of ASCII the length is known without encoding it.
+            return HEADER_BYTES + (len(text) if text.isascii() else len(text.encode()))
         case Tokens(ids=blob):
             return HEADER_BYTES + len(blob)
         case Json(value=value):
             return HEADER_BYTES + len(msgspec.msgpack.encode(value))
         case _:
             return HEADER_BYTES + len(payload.data)
+
+
+def charge(payload: Payload) -> int:
+    """Return the size of a payload that is about to be sent.
+
+    Raises:
+        InputTooLarge: text or JSON that no frame can hold.
+        ValueError, OverflowError, TypeError: see `size_of`.
+    """
+    size = size_of(payload)
+    if size > MAX_IN_HEADER_BYTES and isinstance(payload, Text | Json):
+        raise InputTooLarge(
+            f"{kind_of(payload)} of {size} bytes came (allowed: at most {MAX_IN_HEADER_BYTES})", field="payload"
+        )
+    return size

@@ -143,6 +143,7 @@ async def test_first_failure_of_a_start_is_the_one_told(watched: Watched) -> Non
 
     with pytest.raises(StartFailed, match=r"^llm\.1: no such file: weights\.gguf$"):
         await watched.supervisor._started
+    assert watched.two.phase == Phase.FAILED
 
 
 @pytest.mark.parametrize(

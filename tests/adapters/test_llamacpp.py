@@ -204,6 +204,16 @@ class TestAnswers:
         # The end-of-text token is counted and has no text.
         assert sum(pieces) == collected.finish.usage.completion_tokens - 1 == 7
 
+    async def test_answer_after_an_answer_is_a_new_message(self, engine: LlamaCpp) -> None:
+        """llama.cpp's own way is to write the last message on, and then it wrote its role."""
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
+
+        collected = await run_streaming(
+            engine, {"prompt": [Json({"messages": messages})]}, {"temperature": 0, "max_tokens": 8}
+        )
+
+        assert not collected.text.startswith("assistant")
+
     async def test_token_limit_ends_with_length(self, engine: LlamaCpp) -> None:
         collected = await run_streaming(engine, prompt("Tell me a story."), {"temperature": 0, "max_tokens": 5})
 

@@ -28,6 +28,7 @@ from omni_bus.errors import BadInput
         ("frequency_penalty", 2.5),
         ("presence_penalty", -2.5),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-320),
         ("temperature", "warm"),
         ("max_tokens", True),
     ],

@@ -71,6 +71,33 @@ def test_unlikely_tokens_are_cut_off(params: dict[str, float], allowed: set[int]
     assert set(choose_many(make_choice(seed=1, **params), logits, 300)) == allowed
 
 
+EXTREMES: dict[str, list[float]] = {
+    "temperature": [5e-324, 1e-300, 1e-40, 1e-10, 1e-6, 1e-5, 2],
+    "top_p": [5e-324, 1e-300, 1e-40, 1e-10, 1],
+    "min_p": [0, 5e-324, 1],
+    "top_k": [-1, 0, 1, 2**31 - 1],
+    "repetition_penalty": [0.01, 10.0],
+    "frequency_penalty": [-2, 2],
+    "presence_penalty": [-2, 2],
+}
+"""The ends of what each field allows, those that 32-bit floats don't have among them."""
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+@pytest.mark.parametrize("temperature", EXTREMES["temperature"])
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in EXTREMES for value in EXTREMES[field]])
+def test_every_allowed_value_chooses_a_token(spread: float, temperature: float, field: str, value: float) -> None:
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(7)) * spread
+    choice = make_choice(seed=1, **({"temperature": temperature} | {field: value}))
+
+    assert all(0 <= token < 1000 for token in choose_many(choice, logits, 3))
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1e-300}, {"temperature": 2, "top_p": 1e-300}])
+def test_vanishing_value_takes_the_largest_logit(params: dict[str, float]) -> None:
+    assert make_choice(**params).choose(torch.tensor([0.1, 0.5, 0.3])) == 1
+
+
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.95, 0.999])
 def test_top_p_keeps_what_transformers_keeps(spread: float, top_p: float) -> None:

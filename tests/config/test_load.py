@@ -272,10 +272,31 @@ def test_missing_adapter_is_placed_at_its_table() -> None:
     assert problems == ["d.toml:1: stages.echo.adapter: is missing; allowed: text"]
 
 
+def test_misspelt_adapter_is_named() -> None:
+    problems = _problems(GOOD.replace('adapter = "echo"', 'adaptor = "echo"\nreplica = 2\nmodel = "any"'))
+
+    assert problems == [
+        "d.toml:1: stages.echo.adapter: is missing; allowed: text",
+        "d.toml:2: stages.echo.adaptor: unknown key; did you mean 'adapter'?",
+        "d.toml:3: stages.echo.replica: unknown key; did you mean 'replicas'?",
+    ]
+
+
 def test_reasons_of_an_adapter_are_problems() -> None:
     problems = _problems(GOOD, overrides=["stages.echo.must_exist=w.bin"])
 
-    assert problems == ["d.toml:1: stages.echo: must_exist: w.bin is not there"]
+    assert problems == ["-o stages.echo.must_exist=w.bin: stages.echo.must_exist: w.bin is not there"]
+
+
+def test_reason_about_an_unwritten_key_is_placed_at_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Echo, "check", lambda _: ["model: not here", "adapter: needs x", "both: no key", "plain"])
+
+    assert _problems(GOOD) == [
+        "d.toml:1: stages.echo.model: not here",
+        "d.toml:1: stages.echo: both: no key",
+        "d.toml:1: stages.echo: plain",
+        "d.toml:2: stages.echo.adapter: needs x",
+    ]
 
 
 def test_class_that_is_no_engine_is_refused() -> None:
@@ -461,3 +482,44 @@ def test_stage_params_are_the_adapters_own(tmp_path: Path) -> None:
     said = "\n".join(caught.value.problems)
     assert "stages.llm.params.temperature: 9.0" in said
     assert "stages.llm.params.tempratur: unknown key; did you mean 'temperature'?" in said
+
+
+BRANCHING = """
+[stages.llm]
+adapter = "synthetic-text"
+max_num_seqs = 4
+max_resident = 4
+[stages.one]
+adapter = "synthetic-relay"
+max_num_seqs = 2
+replicas = 2
+[stages.two]
+adapter = "synthetic-speech"
+max_num_seqs = 4
+[pipelines.chat]
+max_in_flight = {max_in_flight}
+edges = [
+  "in.messages -> llm.prompt",
+  "llm.text -> one.text",
+  "llm.text -> two.text",
+  "one.text -> out.text",
+  "two.audio -> out.audio",
+]
+"""
+
+
+def test_branching_pipeline_needs_a_slot_for_each_request(tmp_path: Path) -> None:
+    """Two requests could otherwise hold each other's last slot for ever."""
+
+    def problems(max_in_flight: int) -> str:
+        file = tmp_path / "d.toml"
+        file.write_text(BRANCHING.format(max_in_flight=max_in_flight))
+        try:
+            load(file, environ={}, platform="cpu", adapter_class=adapter_class, gateway_class=gateway_class)
+        except ConfigError as error:
+            return "\n".join(error.problems)
+        return ""
+
+    assert problems(4) == ""
+    for stage in ("llm", "one", "two"):
+        assert f"stage '{stage}' holds 4, max_in_flight of chat is 5 (allowed: at most 4 in all)" in problems(5)

@@ -118,3 +118,70 @@ def test_unknown_requests_are_ignored():
     scheduler.starve("x")
 
     assert scheduler.batch() == ()
+
+
+def test_places_of_those_who_left_do_not_pile_up():
+    scheduler = scheduler_of(1, 1, "held")
+    scheduler.start()
+    for number in range(1000):
+        scheduler.add(f"r{number}", 0, None)
+        scheduler.remove(f"r{number}")
+
+    assert len(scheduler._waiting) <= 17
+
+
+def test_request_added_again_waits_at_its_new_place():
+    scheduler = scheduler_of(1, 1, "held", "a", "b")
+    scheduler.start()
+    scheduler.remove("a")
+    scheduler.add("a", 0, None)
+    scheduler.remove("held")
+
+    assert scheduler.start() == ["b"]
+
+
+def test_counts_follow_repeated_suspensions_and_removal():
+    scheduler = scheduler_of(2, 2, "a", "b")
+    scheduler.start()
+    scheduler.suspend("a")
+    scheduler.suspend("a")
+    scheduler.suspend("b")
+    assert scheduler.counts == Counts(0, 2, 2)
+
+    scheduler.resume("a")
+    scheduler.resume("a")
+    scheduler.remove("b")
+    assert scheduler.counts == Counts(0, 1, 0)
+
+
+class CountingKeys(dict):
+    """Counts how many entries somebody looks at one by one."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.num_walks = 0
+
+    def items(self):
+        self.num_walks += 1
+        return super().items()
+
+    def values(self):
+        self.num_walks += 1
+        return super().values()
+
+    def __iter__(self):
+        self.num_walks += 1
+        return super().__iter__()
+
+
+def test_starting_and_counting_never_walk_over_all_requests():
+    scheduler = scheduler_of(4, 100, *(f"r{number}" for number in range(100)))
+    entries = scheduler._entries = CountingKeys(scheduler._entries)
+
+    for request in scheduler.start():
+        scheduler.suspend(request)
+        scheduler.start()
+        scheduler.batch()
+        scheduler.resume(request)
+    assert scheduler.counts.resident == 5
+    assert entries.num_walks == 0

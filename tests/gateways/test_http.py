@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,16 @@ async def test_body_of_unsaid_length_is_cut_at_the_limit() -> None:
         assert "more than 2000 bytes" in (await response.json())["error"]["message"]
 
 
+async def test_unknown_expectation_is_refused() -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nExpect: a-miracle\r\nContent-Length: 5\r\n\r\n".encode()
+    async with running(text_deployment()) as deployment:
+        status, document = parse_response(await exchange(deployment.port, head))
+
+        assert status == 417
+        assert "a-miracle came (allowed: 100-continue)" in document["error"]["message"]
+        assert await is_alive(deployment)
+
+
 async def test_expected_body_is_asked_for() -> None:
     async with (
         running(text_deployment()) as deployment,
@@ -164,14 +175,51 @@ async def test_body_that_is_no_json_object_is_refused(content_type: str, raw: by
         assert words in (await response.json())["error"]["message"]
 
 
-async def test_damaged_compression_is_the_clients_fault() -> None:
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Content-Length": "4"}
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_damaged_compression_is_the_clients_fault(caplog, encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding, "Content-Length": "4"}
     async with (
         running(text_deployment()) as deployment,
         aiohttp.ClientSession(deployment.url) as session,
         session.post(CHAT, data=b"nope", headers=headers) as response,
     ):
         assert response.status == 400
+        assert "its content encoding" in (await response.json())["error"]["message"]
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == [], "nothing of ours failed"
+
+
+async def test_unknown_compression_is_refused() -> None:
+    """Passed on undecoded, a body would be taken for what it is not."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip, gzip"}
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, data=b"{}", headers=headers) as response,
+    ):
+        assert response.status == 400
+        assert "gzip, gzip came (allowed: identity, gzip" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "words"),
+    [
+        ([{"role": "user", "content": "x" * 20_000_000}], "messages", "bytes came (allowed: at most 15728640)"),
+        ([{"role": "user", "content": "x" * 1000}] * 16_000, "messages", "bytes came (allowed: at most 15728640)"),
+        ([[]] * 500_000, None, "commas and brackets came (allowed: at most 1000000)"),
+    ],
+    ids=["a long one", "many", "a great many values"],
+)
+async def test_body_beyond_the_bus_is_refused(messages: Any, param: str | None, words: str) -> None:
+    """Within the limit of bodies, and more than a frame holds or than may be decoded on the loop."""
+    async with running(text_deployment()) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        sent = io.BytesIO(json.dumps(body(messages=messages)).encode())
+        async with session.post(CHAT, data=sent, headers={"Content-Type": "application/json"}) as response:
+            document = await response.json()
+
+        assert response.status == 400
+        assert document["error"]["param"] == param
+        assert words in document["error"]["message"]
+        assert await is_alive(deployment)
 
 
 # --- routes, ids, keys --------------------------------------------------------------------------------------

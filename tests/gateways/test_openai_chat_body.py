@@ -122,6 +122,8 @@ def test_sampling_field_goes_to_the_stage_that_reads_messages(name: str, value: 
         ("sampling_params_list", [5]),
         ("sampling_params_list", [{}, {}, {}]),
         ("request_id", "a b"),
+        ("extra_body", "x"),
+        ("extra_body", [1]),
         ("messages", []),
         ("messages", "Hello"),
         ("messages", None),
@@ -235,6 +237,22 @@ def test_field_without_effect_is_refused_unless_it_asks_for_nothing(name: str) -
         error = refusal_of(**{name: value})
         assert error.field == name
         assert error.message.endswith(f"(allowed: {allowed})")
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_nested_extensions_are_not_taken_and_ignored(name: str) -> None:
+    harmless, _ = ONLY[name]
+
+    for value in (None, *harmless):
+        assert parse_with(extra_body={name: value, "unknown": 1}).params == {}
+    assert refusal_of(extra_body={name: "x"}).field == f"extra_body.{name}"
+
+
+def test_number_without_a_form_on_the_wire_is_refused_at_its_place() -> None:
+    error = refusal_of(sampling_params_list=[None, {"seed": [2**64]}])
+
+    assert error.field == "sampling_params_list[1]"
+    assert "64 bits" in error.message
 
 
 def test_boolean_is_not_taken_for_one() -> None:

@@ -61,6 +61,11 @@ def test_answers_and_refusals(up, omni_bus, tmp_path) -> None:
         assert list(samples) == list(range(len(samples)))
         assert len(samples) == len("hello:0 hello:1") * 480
 
+    # Steps really executed, of engines that are stepped and of those that stream, read from outside.
+    rows = json.loads(omni_bus("status", "--json").stdout)["actors"]
+    steps = {row["actor"]: row["stats"]["steps"] for row in rows}
+    assert (steps["llm.0"], steps["voice.0"]) == (4 + 2, 2)
+
     refusals = {
         ("hi",): "say which model with --model (those that take messages: synthetic-voice, text)",
         ("hi", "--model", "synthetic-voise"): "unknown model 'synthetic-voise'; did you mean 'synthetic-voice'?",
@@ -111,6 +116,26 @@ def test_interrupted_call_cancels_its_request(up, environ, number: signal.Signal
         assert call.returncode == 130
     assert ended["outcome"] == "cancelled"
     assert deployment.stop() == 0
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGKILL,)])
+def test_call_of_a_deployment_that_ends_does_not_wait_for_ever(up, environ, numbers: tuple[int, ...]) -> None:
+    deployment = up(VOICE)
+    deployment.wait_for("ready")
+    arguments = ["call", "hi", "--model", "text", "-p", "writer.tokens=100000", "-p", "writer.step_time_s=0.01"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "omni_bus", *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as call:
+        assert call.stdout is not None
+        assert call.stdout.read(4) == b"hi:0"
+
+        for number in numbers:
+            deployment.process.send_signal(number)
+
+        said, why = call.communicate()
+        assert (call.returncode, said[-1:]) == (1, b"\n")
+        assert why == b"omni-bus call: the deployment 'demo' has ended\n"
+    assert deployment.end() == (-signal.SIGKILL if signal.SIGKILL in numbers else 3)
 
 
 def test_status_fits_eighty_columns(up, omni_bus, environ) -> None:

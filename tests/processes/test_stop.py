@@ -80,9 +80,21 @@ async def test_second_signal_ends_at_once(up) -> None:
 
         deployment.process.send_signal(signal.SIGTERM)
         await deployment.told("stopping")
-        deployment.process.send_signal(signal.SIGTERM)
+        deployment.process.send_signal(signal.SIGINT)  # a second SIGTERM at once may be an echo of the first
 
         assert await deployment.ended() == 3
+
+
+def test_echo_of_a_signal_cuts_nothing(up) -> None:
+    """A program around this one passes its signal on, and the process group has it too: ``timeout`` does so."""
+    deployment = up(llm(), "-o", "drain_timeout_s=40")
+    deployment.wait_for("ready")
+
+    deployment.process.send_signal(signal.SIGTERM)
+    deployment.wait_for("stopping")  # the first one has arrived: now they can't merge
+    deployment.process.send_signal(signal.SIGTERM)
+
+    assert deployment.end() == 0
 
 
 async def test_requests_beyond_the_drain_limit_are_cut(up) -> None:

@@ -17,13 +17,14 @@ from omni_bus.engine import (
     NoOptions,
     Output,
     SessionEngine,
+    Starved,
     StepEngine,
     StreamingEngine,
 )
 from omni_bus.errors import BadInput, StageFailed
 from omni_bus.runtime.engine_host import MAX_LAG_PERIODS, EngineThread, StepHost, StreamingHost
-from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Text
+from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,6 +118,33 @@ async def host(engine: Scripted, heard: Heard):
     thread.stop()
 
 
+class Panic(BaseException):
+    """As bindings to Rust raise it: no `Exception`."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it can't even say what it is")
+
+
+BREACHES: list[tuple[Callable[[str], Any], str]] = [
+    (lambda r: Output(r, "sound", Text("x")), "it emitted on port 'sound' (allowed: text)"),
+    (lambda r: Output(r, 5, Text("x")), "it emitted on port 5 (allowed: text)"),  # type: ignore[arg-type]
+    (lambda r: Output(r, "text", Json(1)), "it emitted a json on port 'text' (allowed: text)"),
+    (lambda r: Output(r, "text", "x"), "it emitted a str on port 'text' (allowed: text)"),  # type: ignore[arg-type]
+    (lambda r: Output(r, "text", Text("x", -1)), "num_tokens -1 is negative"),
+    (lambda r: Finished(r, "stop"), "it finished with a str"),  # type: ignore[arg-type]
+    (lambda r: Finished(r, Finish("stop", Usage(-1))), "prompt_tokens -1"),
+    (lambda r: Finished(r, Finish("stop", Usage(0, 2**70))), "completion_tokens 1180591620717411303424"),
+    (lambda r: Finished(r, Finish("stop", Usage(), {"a": object()})), "a object where only"),
+    (lambda r: Finished(r, Finish("stop", Usage(), {"a": 2**70})), "can't serialize ints"),
+    (lambda r: Finished(r, Finish(5)), "a int as the reason"),  # type: ignore[arg-type]
+    (lambda r: Failure(r, ValueError("x")), "a Failure carries a ValueError"),  # type: ignore[arg-type]
+    (Starved, "it starved"),
+]
+"""What an engine may say against its own contract, and what its request ends with."""
+
+
 def raise_(error: BaseException) -> Callable[[], Any]:
     def script() -> None:
         raise error
@@ -129,6 +157,8 @@ def raise_(error: BaseException) -> Callable[[], Any]:
     [
         (raise_(ValueError("boom")), "ValueError: boom"),
         (raise_(SystemExit("no more")), "SystemExit: no more"),
+        (raise_(Panic("in Rust")), "Panic: in Rust"),
+        (raise_(Speechless()), "Speechless"),
         (lambda: None, "TypeError"),
         (lambda: ["text"], "a step returned a str among its events"),
     ],
@@ -149,6 +179,44 @@ async def test_failing_step_fails_only_its_requests(host, engine, heard, script,
     assert said in failure.error.message
     assert output == Output("good", "text", Text("x"))
     assert engine.held == {"good"}
+
+
+@pytest.mark.parametrize(("event", "said"), BREACHES)
+async def test_event_against_the_contract_fails_only_its_request(host, engine, heard, event, said: str) -> None:
+    """Sent on it would be lost silently, or could not be sent and leave the client waiting for ever."""
+    for request in ("good", "bad"):
+        host.perform(Add(request, {}))
+    engine.script["bad"] = lambda: [event("bad")]
+
+    host.perform(Step(("good", "bad")))
+    await heard.until(lambda: heard.num_steps == 1)
+
+    output, failure = heard.events
+    assert output == Output("good", "text", Text("x"))
+    assert isinstance(failure, Failure)
+    assert failure.request == "bad"
+    assert isinstance(failure.error, StageFailed)
+    assert said in failure.error.message
+    assert engine.held == {"good"}
+
+
+async def test_failing_batch_tells_nobody_of_the_others(host, engine, heard) -> None:
+    """An exception's message may quote the prompt of one of them."""
+    for request in ("mine", "theirs"):
+        host.perform(Add(request, {}))
+    engine.script["mine"] = raise_(ValueError("can't read 'my secret'"))
+    host.perform(Step(("mine", "theirs")))
+    await heard.until(lambda: heard.num_steps == 1)
+
+    assert [event.error.message for event in heard.events] == ["stage 'llm' failed: ValueError"] * 2
+
+
+async def test_call_that_raises_does_not_end_the_thread() -> None:
+    thread = EngineThread("llm.0")
+    thread.post(raise_(Panic("unforeseen")))
+
+    assert await thread.run(lambda: "goes on") == "goes on"
+    thread.stop()
 
 
 async def test_refused_request_ends_alone(host, engine, heard) -> None:
@@ -345,6 +413,18 @@ class Speaking(StreamingEngine):
                         raise ValueError("boom")
                     case "exit":
                         raise SystemExit("no more")
+                    case "panic":
+                        raise Panic("in Rust")
+                    case "cancelled":
+                        raise asyncio.CancelledError
+                    case "wrong port":
+                        yield "sound", Text("x")
+                    case "wrong kind":
+                        yield "text", Json(1)
+                    case "wrong finish":
+                        yield "text", Text("x")
+                        yield Finish("stop", Usage(-1))
+                        return
                     case "nonsense":
                         yield nonsense
                     case "hang":
@@ -386,7 +466,16 @@ async def test_stream_ends_with_its_finish(streaming, heard) -> None:
     assert heard.taken == ["a", "b"]
 
 
-@pytest.mark.parametrize("word", ["raise", "exit", "nonsense"])
+async def test_stream_with_a_finish_that_cannot_be_sent_fails(streaming, heard) -> None:
+    streaming.perform(Start("r"))
+    feed(streaming, "wrong finish", is_last=True)
+    await heard.until(lambda: len(heard.events) == 2)
+
+    assert isinstance(heard.events[1], Failure)
+    assert "prompt_tokens -1" in heard.events[1].error.message
+
+
+@pytest.mark.parametrize("word", ["raise", "exit", "nonsense", "panic", "cancelled", "wrong port", "wrong kind"])
 async def test_generator_that_raises_fails_its_request(streaming, heard, speaking, word: str) -> None:
     streaming.perform(Start("r"))
     feed(streaming, "a", word)

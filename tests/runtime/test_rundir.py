@@ -63,6 +63,8 @@ def test_only_announced_and_living_ones_are_found(tmp_path: Path) -> None:
         rundir.find(tmp_path, None)
     one.remove()
     two.remove()
+    with pytest.raises(BadInput, match="no deployment is running: start one with"):
+        rundir.find(tmp_path, None)
 
 
 def _take_and_leave(parent: Path, name: str, rounds: int, report: Connection) -> None:

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 KNOWN = {"PATH": os.environ["PATH"]}
 """All that the scripts may need of the environment."""
 
+TOOLS = ("python", "ruff", "pyright", "lint-imports")
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
@@ -131,3 +133,21 @@ def test_two_setups_of_one_folder_take_turns(copy: Path) -> None:
             (copy / ".venv" / "gate").write_text("go\n")
             assert (first.wait(20), second.wait(20)) == (0, 0)
             assert second.stdout.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "last", "code"),
+    [
+        ([], "All is well: the checks and the tests passed.", 0),
+        (["python"], "Tests failed: pytest ended with exit code 1.", 1),
+        (["ruff"], "Check failed: ruff check, ruff format.", 1),
+    ],
+)
+def test_last_line_says_how_it_went(copy: Path, broken: list[str], last: str, code: int) -> None:
+    pretend_it_is_made(copy, "test")
+    tools = [f'ln -sf /bin/{"false" if tool in broken else "true"} "$VENV/bin/{tool}"' for tool in TOOLS]
+    assert run(copy, "; ".join(tools)).returncode == 0
+
+    done = subprocess.run([copy / "scripts" / "test"], env=KNOWN, capture_output=True, text=True, check=False)
+
+    assert (done.stdout.splitlines()[-1], done.returncode) == (last, code), done.stderr

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from omni_bus.core.coordinator import CoordinatorCore, State
+from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (

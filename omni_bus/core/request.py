@@ -1,0 +1,90 @@
+"""One request as the coordinator knows it: its states, what is bound to it, and the account of how it ended.
+
+It is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has said
+that it let go.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omni_bus.core.effects import Report
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import ErrorInfo
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import RequestStats, Route, RouteEdge, Submit
+
+if TYPE_CHECKING:
+    from omni_bus.errors import OmniBusError
+
+
+class State(Enum):
+    """Of a request; `TRANSITIONS` says what leads where."""
+
+    QUEUED = "queued"
+    """Waits for a place under the pipeline's limit."""
+    RUNNING = "running"
+    """Bound; its stages work."""
+    ENDING = "ending"
+    """Its client has the answer; stages were told to let go and have not all said so."""
+
+
+TRANSITIONS: dict[State, dict[str, State | None]] = {
+    State.QUEUED: {"admitted": State.RUNNING, "ended early": None},
+    State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
+    State.ENDING: {"all stages let go": None},
+}
+"""State, event, next state; None is the end."""
+
+
+class Request(msgspec.Struct):
+    """One request, from its submit until the coordinator has nothing of it."""
+
+    submit: Submit
+    client: Peer
+    pipeline: Pipeline
+    edges: tuple[RouteEdge, ...]
+    received_at: float
+    deadline: float | None
+    state: State = State.QUEUED
+    route: Route | None = None
+    pending: dict[str, Peer] = {}
+    """Stages that have not ended, and the replica of each."""
+    wants_ack: bool = False
+    """The client cancelled and is told when all is freed."""
+    freed: int = 0
+    error: ErrorInfo | None = None
+    """Why it ends early."""
+    is_adopted: bool = False
+    """A former coordinator admitted it."""
+    has_client_left: bool = False
+    """The client said goodbye: nothing can be sent to it."""
+    stats: dict[str, RequestStats] = {}
+    """Accounts of the stages that are done."""
+
+    def move(self, event: str) -> None:
+        """Take a transition; the end keeps the last state."""
+        self.state = TRANSITIONS[self.state][event] or self.state
+
+    def account(self, outcome: str, error: OmniBusError | None, now: float) -> Report:
+        """The one log line of the request: its end, and what each stage that was done did; nothing of its contents."""
+        fields: dict[str, Any] = {"request": self.submit.request, "pipeline": self.pipeline.name, "outcome": outcome}
+        if error is not None:
+            fields |= {"code": error.code, "stage": error.stage}
+        fields["total_s"] = round(now - self.received_at, 4)
+        fields["stages"] = {
+            stage: {
+                "first_output_s": round(stats.first_output_s, 4),
+                "total_s": round(stats.total_s, 4),
+                "chunks_in": stats.chunks_in,
+                "chunks_out": stats.chunks_out,
+                "bytes_out": stats.bytes_out,
+                "prompt_tokens": stats.usage.prompt_tokens,
+                "completion_tokens": stats.usage.completion_tokens,
+            }
+            for stage, stats in self.stats.items()
+        }
+        return Report("request ended", fields)

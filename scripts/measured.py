@@ -1,0 +1,200 @@
+"""What benchmarks of whole deployments share: one to measure, what its processes cost, and how results are printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from omni_bus.client import BusClient
+from omni_bus.runtime import rundir
+from omni_bus.runtime.deployment import read_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+
+ROOT = Path(__file__).parents[1]
+START_S = 60.0
+
+
+class Deployment:
+    """An ``omni-bus up`` in processes of its own, as a context.
+
+    Args:
+        toml: the deployment file's text; engines of `stamped` are found.
+    """
+
+    def __init__(self, toml: str) -> None:
+        # Short, because the paths of sockets are limited to 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))
+        (self._folder / "bench.toml").write_text(toml, encoding="utf-8")
+        self._environ = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(self._folder),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}",
+        }
+        self.pids: dict[str, int] = {}
+        """Process ids by actor name, and the supervisor's."""
+        self.ready: dict[str, Any] = {}
+        """The event that said that all is ready."""
+        self.ready_s: dict[str, float] = {}
+        """Seconds from each process' start until it was ready, as the supervisor saw it."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._num_clients = 0
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "omni_bus", "up", "--config", str(self._folder / "bench.toml")]
+        self._process = subprocess.Popen(
+            [*command, "--log-format", "json"], cwd=ROOT, env=self._environ, stdout=subprocess.PIPE
+        )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        self._reader = threading.Thread(target=self._discard, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    async def client(self) -> BusClient:
+        """Join the deployment's bus."""
+        self._num_clients += 1
+        name = f"bench-{self._num_clients}"
+        path, about = rundir.find(rundir.root(self._environ), "bench")
+        listen = read_deployment(path / "deployment.json").listen(name)
+        return await BusClient.connect(name, listen, about.coordinator_endpoint, timeout_s=START_S)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the processor seconds of each process so far."""
+        return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Return what each process holds in memory."""
+        return {name: resident_bytes(pid) for name, pid in self.pids.items()}
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        begun: dict[str, float] = {}
+        alarm = threading.Timer(START_S, self._process.kill)
+        alarm.start()
+        try:
+            for line in self._process.stdout:
+                event = json.loads(line)
+                if event["event"] == "process" and "pid" in event:
+                    self.pids[event["process"]] = event["pid"]
+                    begun.setdefault(event["process"], event["time"])
+                    if event["phase"] == "ready":
+                        self.ready_s[event["process"]] = event["time"] - begun[event["process"]]
+                if event["event"] == "ready":
+                    self.ready = event
+                    self.pids["supervisor"] = self._process.pid
+                    return
+        finally:
+            alarm.cancel()
+        raise RuntimeError("the deployment did not start")
+
+    def _discard(self) -> None:
+        """Read the log, so that nobody waits to write it."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # closed by `_stop`
+            while os.read(self._process.stdout.fileno(), 1 << 20):
+                pass
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        if self._reader is None:
+            self._process.stdout.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._reader is not None:
+            self._reader.join(5)
+            self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds of a process' live threads, from the scheduler's own nanoseconds (proc(5))."""
+    total_ns = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread ended
+            total_ns += int(path.read_text().split()[0])
+    return total_ns / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    """Return a process' resident memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that `share` of all do not exceed; NaN of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median; NaN of nothing."""
+    listed = list(values)
+    return statistics.median(listed) if listed else math.nan
+
+
+def header() -> None:
+    """Print the command and the machine."""
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ": unknown")
+    print(f"command: python {' '.join(sys.argv)}")
+    print(
+        f"machine: {os.cpu_count()} cores, {model.partition(':')[2].strip()}, {platform.machine()}, "
+        f"Linux {platform.release()}, Python {platform.python_version()}; load {os.getloadavg()[0]:.1f}"
+    )
+    print(f"date: {time.strftime('%Y-%m-%d %H:%M')}")
+
+
+def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> None:
+    """Print a table; one row for each thing that was measured."""
+    shown = {name: [f"{v:,.4g}" if isinstance(v, float) else str(v) for v in row] for name, row in rows.items()}
+    widths = [max(len(column), *(len(row[i]) for row in shown.values())) + 2 for i, column in enumerate(columns)]
+    first = max(map(len, shown), default=0)
+    print(f"\n{title}")
+    print(f"  {'':<{first}}" + "".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True)))
+    for name, row in shown.items():
+        print(f"  {name:<{first}}" + "".join(f"{v:>{width}}" for v, width in zip(row, widths, strict=True)))
+
+
+def ratio(what: str, value: float, aim: str = "") -> None:
+    """Print one ratio; `bench_all` reads these lines."""
+    print(f"  {what:<72}{value:>10.3f}   {aim}".rstrip())
+
+
+def write_json(path: str | None, results: Any) -> None:
+    """Write every number to a file, if one was asked for."""
+    if path:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(results)))

@@ -268,7 +268,7 @@ class Ray(Way):
     """An actor of Ray's."""
 
     def __init__(self) -> None:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
 
         self.ray = ray
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)

@@ -54,7 +54,11 @@ class GatewayActor:
             raise ConfigError([f"gateways.{name}.{problem}" for problem in problems])
         actor_name = f"gateway.{name}.{index}"
         client = await BusClient.connect(
-            actor_name, deployment.listen(actor_name), deployment.coordinator_endpoint, role="gateway"
+            actor_name,
+            deployment.listen(actor_name),
+            deployment.coordinator_endpoint,
+            role="gateway",
+            arena=deployment.arena,
         )
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
         actor = cls(client, kind(options, client, pipelines, name=name))

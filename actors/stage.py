@@ -70,6 +70,7 @@ class StageActor:
             on_frame=self._on_frame,
             on_timer=self._on_timer,
             on_unsent=self._on_unsent,
+            arena=deployment.arena,
             understands=STAGE_FRAMES,
         )
         self._thread = EngineThread(name)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
 
+from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
@@ -213,6 +214,7 @@ class BusClient:
         coordinator_endpoint: str,
         role: Role = "client",
         on_lost: Callable[[Peer], None] | None = None,
+        arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
@@ -222,6 +224,7 @@ class BusClient:
             on_frame=self._on_frame,
             on_timer=self._on_timer,
             on_unsent=self._on_unsent,
+            arena=arena,
             understands=CLIENT_FRAMES,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
@@ -241,6 +244,7 @@ class BusClient:
         role: Role = "client",
         timeout_s: float | None = None,
         on_lost: Callable[[Peer], None] | None = None,
+        arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
     ) -> Self:
         """Join the deployment.
 
@@ -251,12 +255,13 @@ class BusClient:
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
             on_lost: called with each actor that the coordinator calls lost or that left.
+            arena: what this client may lend through shared memory.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:

@@ -19,11 +19,11 @@ EdgeId = int
 """Position of an edge in its request's route; the two ends of an edge use the same number."""
 
 MAX_ACTOR_NAME_BYTES = 200
-"""ZeroMQ allows 255 bytes of routing id; 17 are the separator and the incarnation."""
+"""ZeroMQ allows 255 bytes of routing id; 22 are the separator, the incarnation and the mark of a second socket."""
 
-# Exactly what `Sender.encode` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one
+# Exactly what `Sender` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one
 # actor many ids.
-_ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})", re.DOTALL)
+_ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})(?:/bulk)?", re.DOTALL)
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -35,6 +35,10 @@ class Sender(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def encode(self) -> bytes:
         """Return the ZeroMQ routing id."""
         return f"{self.actor}:{self.incarnation:016x}".encode()
+
+    def encode_bulk(self) -> bytes:
+        """Return the ZeroMQ routing id of the second socket to a peer, for bulky payloads."""
+        return self.encode() + b"/bulk"
 
 
 class Peer(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from time import monotonic
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
 from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, WILDCARD_HOSTS, SocketLimits, descriptor_of, open_router
 from omni_bus.errors import BadFrame, BadInput
 from omni_bus.ids import Sender, parse_sender
-from omni_bus.wire.codec import MAX_PARTS, Codec
+from omni_bus.wire.codec import MAX_PARTS, BadChunk, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.codec import Reference
 
-    Deliver = Callable[[Sender, AnyFrame], None]
+    Deliver = Callable[[Sender, Any], None]
+    Fetch = Callable[[Sender, Reference], memoryview]
     Part = bytes | memoryview
 
 _log = logging.getLogger(__name__)
@@ -35,8 +38,11 @@ all of it; longer messages get memory of their own. Measured on loopback TCP, co
 MAX_KNOWN_PEERS = 4096
 """Routing ids remembered, parsed ones and those of bad peers each: a stranger can invent any number of them."""
 
+MAX_BATCH_S = 0.001
+"""A frame that makes its receiver send large tensors takes as long as 128 words: timers and other descriptors wait no
+longer for either (audio beside video: 50 ms without this limit, `scripts/bench_link.py`)."""
+
 _NOBLOCK = int(zmq.NOBLOCK)
-_RCVMORE = int(zmq.RCVMORE)
 
 
 class InboxStatistics(NamedTuple):
@@ -50,17 +56,21 @@ class InboxStatistics(NamedTuple):
 class Inbox:
     """Receives, decodes and delivers; never sends.
 
-    The socket's descriptor wakes the loop, and each wake-up takes messages without blocking until there are none, or
-    `max_batch` of them; then the loop gets a turn before the rest. `deliver` runs on the loop and must not block. If it
-    raises, the loop's exception handler is told and the next message is delivered.
+    The socket's descriptor wakes the loop, and each wake-up takes messages without blocking until there are none,
+    `max_batch` of them were delivered or `MAX_BATCH_S` is over; then the loop gets a turn before the rest. `deliver`
+    runs on the loop and must not block. If it raises, the loop's exception handler is told and the next message is
+    delivered.
 
     Messages that are no frames, or come from a socket that is no actor's, are counted, logged once per peer and
-    dropped.
+    dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its
+    place, so that its request fails.
 
     Args:
         context: where the socket is made; its owner terminates it.
         endpoint: ``ipc://PATH`` or ``tcp://ADDRESS:PORT``; port 0 takes a free one.
         deliver: called with each frame and who sent it.
+        handlers: called instead of `deliver` with frames of these types.
+        fetch: views what a sender's reference means; raises `ValueError`. Without it a reference is no frame.
         advertise_host: what others connect to when `endpoint` listens on all interfaces.
         limits: of the socket.
         max_batch: messages per turn of the loop.
@@ -77,6 +87,8 @@ class Inbox:
         endpoint: str,
         deliver: Deliver,
         *,
+        handlers: Mapping[type, Deliver] = MappingProxyType({}),
+        fetch: Fetch | None = None,
         advertise_host: str = "",
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         max_batch: int = 128,
@@ -84,7 +96,10 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._max_batch = max_batch
-        self._codec = Codec()
+        self._handlers = handlers
+        self._fetch = fetch
+        self._sender: Sender | None = None
+        self._decode = Codec(fetch=None if fetch is None else self._fetch_for_sender).decode
         self._senders: dict[bytes, Sender] = {}
         self._num_delivered = 0
         self._num_bad = 0
@@ -95,10 +110,7 @@ class Inbox:
         self._socket = open_router(context, endpoint, limits)
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
-        # pyzmq's Socket wraps these in Python to serve its draft sockets and option names; the methods beneath take a
-        # third of the time.
         self._recv = self._socket.recv
-        self._get = super(zmq.Socket, self._socket).get
         self._is_open = True
         self._descriptor = descriptor_of(self._socket)
         self._loop.add_reader(self._descriptor, self._on_readable)
@@ -131,6 +143,7 @@ class Inbox:
         """
         recv = self._recv
         self._is_draining = False
+        enough_at = monotonic() + MAX_BATCH_S
         for _ in range(self._max_batch):
             if not self._is_open:
                 return
@@ -142,6 +155,8 @@ class Inbox:
                 self.close()  # the context is gone; without this the descriptor would wake the loop for ever
                 raise
             self._take(routing_id)
+            if monotonic() > enough_at:
+                break
         if self._is_open:
             self._is_draining = True
             self._loop.call_soon(self._drain)
@@ -151,25 +166,35 @@ class Inbox:
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
-        parts: list[Part] = [self._recv(_NOBLOCK)]
-        if self._get(_RCVMORE):
+        # As a message object, which knows whether more follows: asking the socket goes through an enum and is slower.
+        header = self._recv(_NOBLOCK, copy=False)
+        parts: list[Part] = [header.bytes]
+        if header.more:
             self._take_blobs(parts)
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")
             return
+        self._sender = sender
         try:
-            frame = self._codec.decode(parts)
+            frame = self._decode(parts)
         except BadFrame as error:
             self._drop(routing_id, error.message)
-            return
+            if not isinstance(error, BadChunk):
+                return
+            frame = error.chunk
         self._num_delivered += 1
         try:
-            self._deliver(sender, frame)
+            self._handlers.get(type(frame), self._deliver)(sender, frame)
         except Exception as error:  # noqa: BLE001 (one message must not stop the next; the loop's handler decides)
             self._loop.call_exception_handler(
                 {"message": f"delivering a {type(frame).__name__} from {sender.actor} failed", "exception": error}
             )
+
+    def _fetch_for_sender(self, reference: Reference) -> memoryview:
+        assert self._fetch is not None
+        assert self._sender is not None
+        return self._fetch(self._sender, reference)
 
     def _take_blobs(self, parts: list[Part]) -> None:
         has_more = True

@@ -1,30 +1,47 @@
-"""One actor's connection to the bus: its context, its inbox and its outbox under one name."""
+"""One actor's connection to the bus: its context, its inbox, its outbox and shared memory under one name."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from omni_bus.bus.inbox import Inbox
-from omni_bus.bus.outbox import Outbox
+from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, Arena, ArenaLimits, ArenaStatistics
+from omni_bus.bus.borrowed import Borrowed, BorrowedStatistics
+from omni_bus.bus.inbox import Inbox, InboxStatistics
+from omni_bus.bus.outbox import Outbox, OutboxStatistics
 from omni_bus.ids import Peer, Sender, new_incarnation
+from omni_bus.wire.frames import Mapped, Offer, Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.payloads import Blob
+
+
+class LinkStatistics(NamedTuple):
+    """Counts of a link's parts; `arena` is None where shared memory is switched off."""
+
+    inbox: InboxStatistics
+    outbox: OutboxStatistics
+    borrowed: BorrowedStatistics
+    arena: ArenaStatistics | None
 
 
 class Link:
     """Binds the inbox under a fresh incarnation; `me` is what others send to.
+
+    Large blobs go to peers on this host through shared memory (`Arena`, `Borrowed`); the frames by which both ends
+    agree on it never reach `deliver`.
 
     Args:
         name: the actor's name.
         listen: ``ipc://PATH`` or ``tcp://ADDRESS:PORT``; port 0 takes a free one.
         deliver: called with each frame and who sent it.
         on_stuck: called with a peer that does not read any more.
+        arena: how much may be lent, and from which length on; others' arenas are read in any case.
     """
 
     def __init__(
@@ -33,24 +50,63 @@ class Link:
         listen: str,
         deliver: Callable[[Sender, AnyFrame], None],
         on_stuck: Callable[[Peer], None],
+        arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
     ) -> None:
         sender = Sender(name, new_incarnation())
+        self._borrowed = Borrowed(lambda peer, frame: self.send(peer, frame))  # noqa: PLW0108 (`send` is not there yet)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        handlers = {Offer: self._on_offer, Mapped: self._on_mapped, Release: self._on_release}
         try:
-            self._inbox = Inbox(self._context, listen, deliver)
+            self._inbox = Inbox(self._context, listen, deliver, handlers=handlers, fetch=self._borrowed.view)
         except BaseException:
             self._context.term()
             raise
-        self._outbox = Outbox(self._context, sender, on_stuck=on_stuck)
         self.me = Peer(name, sender.incarnation, self._inbox.endpoint)
+        self._arena = Arena(self.me, arena) if arena.max_bytes else None
+        self._outbox = Outbox(
+            self._context, sender, on_stuck=on_stuck, arena=self._arena, lend_from_bytes=arena.threshold_bytes
+        )
         self.send = self._outbox.send
-        self.forget = self._outbox.forget
+
+    def allocate(self, num_bytes: int) -> Blob | None:
+        """Return writable memory that travels to peers on this host without a copy (`Arena.allocate`), if there is."""
+        return None if self._arena is None else self._arena.allocate(num_bytes)
+
+    def forget(self, peer: Peer) -> None:
+        """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""
+        self._outbox.forget(peer)
+        self._borrowed.forget(peer.sender)
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counts of all parts."""
+        arena = None if self._arena is None else self._arena.statistics()
+        return LinkStatistics(self._inbox.statistics(), self._outbox.statistics(), self._borrowed.statistics(), arena)
 
     async def close(self, linger_s: float) -> None:
         """Send what can still be sent within `linger_s`, then close."""
         self._inbox.close()
         await self._outbox.close(linger_s)
+        self._borrowed.close()
+        if self._arena is not None:
+            self._arena.close()
         self._context.term()
         scheme, _, path = self.me.endpoint.partition("://")
         if scheme == "ipc":
             Path(path).unlink(missing_ok=True)  # noqa: ASYNC240 (a local socket's name: no disk is waited for)
+
+    def _on_offer(self, sender: Sender, frame: Offer) -> None:
+        if frame.peer.sender != sender:
+            return  # an answer would go to somebody who did not ask
+        try:
+            self._borrowed.open(sender, frame.pid, frame.fd)
+        except ValueError as error:
+            self.send(frame.peer, Mapped(str(error)))
+        else:
+            self.send(frame.peer, Mapped())
+
+    def _on_mapped(self, sender: Sender, frame: Mapped) -> None:
+        self._outbox.mapped(sender, frame.reason)
+
+    def _on_release(self, sender: Sender, frame: Release) -> None:
+        if self._arena is not None:
+            self._arena.release(sender, frame.generations)

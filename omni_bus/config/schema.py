@@ -88,6 +88,10 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """A start is given up after so long without progress."""
     drain_timeout_s: Seconds = 30.0
     """Running requests may take so long to finish after SIGTERM."""
+    arena_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 36, description="0 or up to 64 GiB")] = 256 * 1024 * 1024
+    """Shared memory that each actor may lend to others on its host at a time; 0 sends everything in messages."""
+    arena_threshold_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 64 * 1024
+    """Payloads from this length on go through shared memory to actors on the same host."""
     heartbeat_s: Seconds = 1.0
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
 from omni_bus.errors import BadFrame
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
-from omni_bus.wire.payloads import charge, kind_of, size_of
+from omni_bus.wire.payloads import Unreadable, charge, kind_of, size_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId
@@ -107,7 +107,7 @@ class OutEdge:
             frames.append(self._chunk(*self._pending.popleft()))
         if self._finish is not None and not self._pending and not self._is_closed:
             self._is_closed = True
-            frames.append(Close(self._request, self.edge, self.num_sent, self._finish))
+            frames.append(Close(self._request, self.edge, self.num_sent, self._finish, self.kind))
         return frames
 
     def _chunk(self, payload: Payload, size: int) -> Chunk:
@@ -152,8 +152,11 @@ class InEdge:
         """Take the next chunk.
 
         Raises:
-            BadFrame: a sequence gap or repeat, another kind than the edge's, no credit, or the edge is closed.
+            BadFrame: a payload that can't be read, a sequence gap or repeat, another kind than the edge's, no credit,
+                or the edge is closed.
         """
+        if isinstance(chunk.payload, Unreadable):
+            raise BadFrame(f"{self._name()}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
         if self.finish is not None:
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} came after the end")
         if chunk.seq != self.num_received:

@@ -2,24 +2,27 @@
 
 Part 0 is the header, a tagged Struct in array-like MessagePack. Parts 1..n are the `Blob` bytes; the header holds their
 numbers, and each part is referred to exactly once, in order. Nothing is copied: encoding yields the blobs' own
-views, decoding views the parts.
+views, decoding views the parts. A blob that both ends can reach in shared memory is no part: the header holds a
+`Reference` in place of the number.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from omni_bus.errors import BadFrame
 from omni_bus.wire.checks import check_frame
-from omni_bus.wire.frames import AnyFrame
-from omni_bus.wire.payloads import Blob
+from omni_bus.wire.frames import AnyFrame, Chunk
+from omni_bus.wire.payloads import Blob, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Part = bytes | bytearray | memoryview
+    Store = Callable[[Blob], "Reference | None"]
+    Fetch = Callable[["Reference"], memoryview]
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """A header holds text, parameters and JSON at most; everything bulky is a blob."""
@@ -34,13 +37,40 @@ _ILL_FORMED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Recur
 """All that msgspec and the checks raise; `UnicodeError` is a `ValueError`."""
 
 
+class Reference(msgspec.Struct, frozen=True, array_like=True):
+    """Where a blob lies in its sender's arena: descriptor of a process, bytes from the beginning, and which lease."""
+
+    pid: int
+    fd: int
+    offset: int
+    length: int
+    generation: int
+
+
+class BadChunk(BadFrame):
+    """A chunk whose payload can't be read; `chunk` is what is known of it, so that its request can be failed."""
+
+    def __init__(self, message: str, chunk: Chunk) -> None:
+        super().__init__(message)
+        self.chunk = chunk
+
+
 class Codec:
     """One encoder and one typed decoder.
 
     Not shared between threads, since both keep the parts of the message in hand.
+
+    Args:
+        store: puts a blob where the receiver can reach it and says where, or None: then it travels as a part.
+        store_from_bytes: shorter blobs always travel as parts.
+        fetch: views what another's `store` referred to; raises `ValueError` if there is no such thing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, store: Store | None = None, store_from_bytes: int = 0, fetch: Fetch | None = None) -> None:
+        self._store = store
+        self._store_from_bytes = store_from_bytes
+        self._fetch = fetch
+        self._fetch_error = ""
         self._blobs: list[memoryview] = []
         self._parts: Sequence[Part] = ()
         self._next_part = 1
@@ -74,35 +104,60 @@ class Codec:
         """Return the frame that the parts say.
 
         Raises:
+            BadChunk: a chunk whose payload is not what it says, or refers to memory that is not there.
             BadFrame: not a frame of this protocol version, whatever the bytes.
         """
         if not parts or len(parts) > MAX_PARTS or len(parts[0]) > MAX_HEADER_BYTES:
             raise BadFrame(f"a message has 1 to {MAX_PARTS} parts and a header of at most {MAX_HEADER_BYTES} bytes")
         self._parts = parts
         self._next_part = 1
+        frame: AnyFrame | None = None
         try:
             frame = self._decode_header(parts[0])
             if self._next_part != len(parts):
                 raise BadFrame(f"{len(parts) - 1} blobs came, the header refers to {self._next_part - 1}")
+            if self._fetch_error:
+                raise ValueError(self._fetch_error)
             check_frame(frame)
         except _ILL_FORMED as error:
-            raise BadFrame(_reason(error)) from error
+            reason = _reason(error)
+            if type(frame) is Chunk and frame.edge >= 0 and frame.seq >= 0:
+                lost = Chunk(frame.request, frame.edge, frame.seq, Unreadable(reason))  # pyright: ignore[reportArgumentType] (never sent on)
+                raise BadChunk(reason, lost) from error
+            raise BadFrame(reason) from error
         finally:
             self._parts = ()
+            self._fetch_error = ""
         return frame
 
-    def _encode_blob(self, value: Any) -> int:
+    def _encode_blob(self, value: Any) -> int | Reference:
         if not isinstance(value, Blob):
             raise TypeError(f"a frame can't carry a {type(value).__name__}")
-        self._blobs.append(value.view)
+        view = value.view
+        if self._store is not None and view.nbytes >= self._store_from_bytes:
+            reference = self._store(value)
+            if reference is not None:
+                return reference
+        self._blobs.append(view)
         return len(self._blobs)
 
     def _decode_blob(self, kind: type, value: Any) -> Blob:
+        if kind is Blob and self._fetch is not None and isinstance(value, list):
+            return self._fetch_blob(self._fetch, cast("list[Any]", value))
         due = self._next_part
         if kind is not Blob or type(value) is not int or value != due or value >= len(self._parts):
             raise ValueError(f"blob {str(value)[:20]} where {due} of {len(self._parts) - 1} was due")
         self._next_part = due + 1
         return Blob(self._parts[value])
+
+    def _fetch_blob(self, fetch: Fetch, value: list[Any]) -> Blob:
+        """View what a reference means; an empty blob if it means nothing, so that the rest of the frame is read."""
+        reference = msgspec.convert(value, Reference)
+        try:
+            return Blob(fetch(reference))
+        except ValueError as error:
+            self._fetch_error = _reason(error)
+            return Blob(b"")
 
 
 def _reason(error: BaseException) -> str:

@@ -313,6 +313,31 @@ class Close(Frame, frozen=True, gc=False):
     edge: EdgeId
     num_chunks: int
     finish: Finish = Finish()
+    kind: str = ""
+    """The edge's payload kind, by which transport keeps the frames of an edge together."""
+
+
+# --- transport: from one end of a link to the other, unseen by cores ----------------------------------------
+
+
+class Offer(Frame, frozen=True):
+    """I have a shared-memory arena, descriptor `fd` of process `pid`: can you read it? `peer` is where to answer."""
+
+    peer: Peer
+    pid: int
+    fd: int
+
+
+class Mapped(Frame, frozen=True):
+    """The answer to an `Offer`: I can, or I can't for this reason."""
+
+    reason: str = ""
+
+
+class Release(Frame, frozen=True):
+    """Nobody here views these slots of your arena any more; a generation is named once for each reference to it."""
+
+    generations: tuple[int, ...]
 
 
 ControlFrame: TypeAlias = (
@@ -339,7 +364,8 @@ ControlFrame: TypeAlias = (
     | AdminReply
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
-AnyFrame: TypeAlias = ControlFrame | DataFrame
+TransportFrame: TypeAlias = Offer | Mapped | Release
+AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""

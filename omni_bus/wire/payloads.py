@@ -18,10 +18,11 @@ class Blob:
     """Raw bytes outside the header.
 
     Wraps any contiguous buffer without copying it; the buffer must not be modified once the blob was sent. On the
-    receiving side it views the received message part.
+    receiving side it views the received message part, or the sender's shared memory; that memory is the sender's again
+    when the last view of it is gone (slices and NumPy arrays made from it count).
     """
 
-    __slots__ = ("view",)
+    __slots__ = ("__weakref__", "view")
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
@@ -194,6 +195,12 @@ _KIND_OF: dict[type[Payload], str] = dict(zip(PAYLOAD_TYPES, KINDS, strict=True)
 def kind_of(payload: Payload) -> str:
     """Return the payload's tag."""
     return _KIND_OF[type(payload)]
+
+
+class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag="unreadable"):
+    """Stands on the receiving side where a chunk's payload could not be read; never travels."""
+
+    reason: str
 
 
 DTYPE_BYTES: dict[str, int] = {

@@ -82,7 +82,7 @@ def test_input_carries_parameters_and_waits_for_credit(running):
         Send(LLM, Chunk("r", 0, 1, B)),
         Writable("r", "prompt"),
     ]
-    assert running.finish("r", "prompt") == [Send(LLM, Close("r", 0, 2))]
+    assert running.finish("r", "prompt") == [Send(LLM, Close("r", 0, 2, kind="text"))]
 
 
 def test_unknown_port_is_refused_with_the_known_ones(running):
@@ -107,7 +107,10 @@ def test_request_ends_after_its_last_port(running):
     effects = running.on_frame(VOICE.sender, Close("r", 3, 0))
 
     assert effects[:2] == [PortEnded("r", "audio", Finish()), Ended("r", None)]
-    assert effects[2:] == [Send(LLM, Open(ROUTE, 0, {"llm": {"max_tokens": 3}})), Send(LLM, Close("r", 0, 0))]
+    assert effects[2:] == [
+        Send(LLM, Open(ROUTE, 0, {"llm": {"max_tokens": 3}})),
+        Send(LLM, Close("r", 0, 0, kind="text")),
+    ]
     assert running.num_live == 0
     assert running.live_routes == ()
 

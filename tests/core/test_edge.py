@@ -5,7 +5,7 @@ from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.errors import BadFrame
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open, Route, RouteEdge
-from omni_bus.wire.payloads import Json, Text
+from omni_bus.wire.payloads import Json, Text, Unreadable
 
 ROUTE = Route(
     "r",
@@ -36,7 +36,10 @@ def test_first_frame_opens_with_the_parameters(sender):
 
 
 def test_empty_edge_opens_and_closes(sender):
-    assert sender.finish(Finish("length")) == [Open(ROUTE, 0, {"llm": {"a": 1}}), Close("r", 0, 0, Finish("length"))]
+    assert sender.finish(Finish("length")) == [
+        Open(ROUTE, 0, {"llm": {"a": 1}}),
+        Close("r", 0, 0, Finish("length"), "text"),
+    ]
     assert sender.is_closed
     assert sender.finish(Finish()) == []
 
@@ -50,7 +53,7 @@ def test_chunks_beyond_credit_wait_in_order(sender):
     assert sender.pending_bytes == 2 * 65
     assert sender.credit_left == Grant(0, 870)
     assert sender.grant(Credit("r", 0, 3, 1065)) == [chunk(2, "c")]
-    assert sender.grant(Credit("r", 0, 4, 1130)) == [chunk(3, "d"), Close("r", 0, 4)]
+    assert sender.grant(Credit("r", 0, 4, 1130)) == [chunk(3, "d"), Close("r", 0, 4, kind="text")]
     assert not sender.is_blocked
 
 
@@ -58,7 +61,7 @@ def test_abandoned_edge_closes_after_what_was_sent(sender):
     for text in "abc":
         sender.push(Text(text))
 
-    assert sender.abandon() == [Close("r", 0, 2)]
+    assert sender.abandon() == [Close("r", 0, 2, kind="text")]
     assert sender.abandon() == []
 
 
@@ -67,6 +70,7 @@ def test_abandoned_edge_closes_after_what_was_sent(sender):
     [
         (chunk(1), "chunk 1 came where 0 was due"),
         (Chunk("r", 0, 0, Json({})), "a json came where text was declared"),
+        (Chunk("r", 0, 0, Unreadable("gone")), "in.prompt -> llm.text: chunk 0 can't be read: gone"),
     ],
 )
 def test_receiver_refuses_gaps_and_other_kinds(receiver, frame, what):

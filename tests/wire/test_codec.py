@@ -17,7 +17,7 @@ from strategies import FRAME_TYPES, frames, of_struct, payloads, plain_values
 from omni_bus.errors import BadFrame, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.checks import check_frame
-from omni_bus.wire.codec import MAX_HEADER_BYTES, MAX_PARTS, MAX_REASON_CHARS, Codec
+from omni_bus.wire.codec import MAX_HEADER_BYTES, MAX_PARTS, MAX_REASON_CHARS, BadChunk, Codec, Reference
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -35,7 +35,7 @@ from omni_bus.wire.frames import (
     Submit,
     Welcome,
 )
-from omni_bus.wire.payloads import MAX_NESTING, Blob, Json, Media, Tensor, Text, Tokens, check
+from omni_bus.wire.payloads import MAX_NESTING, Blob, Json, Media, Tensor, Text, Tokens, Unreadable, check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -397,3 +397,63 @@ def test_every_messagepack_opening_stays_typed() -> None:
     for first in range(256):
         for second in range(256):
             decoded_or_bad([struct.pack("BB", first, second) + b"\xa4Ping\x01" * 3])
+
+
+def test_stored_blob_travels_as_a_reference() -> None:
+    stored: dict[int, Blob] = {}
+
+    def store(blob: Blob) -> Reference | None:
+        stored[len(stored) + 1] = blob
+        return Reference(1, 2, 3, len(blob), len(stored))
+
+    sender = Codec(store=store, store_from_bytes=10)
+    receiver = Codec(fetch=lambda reference: stored[reference.generation].view)
+
+    for data, num_parts in ((b"x" * 10, 1), (b"x" * 9, 2)):
+        frame = Chunk("r", 0, 0, Media("x/y", Blob(data)))
+        parts = sender.encode(frame)
+        assert len(parts) == num_parts
+        assert receiver.decode(parts) == frame
+    assert len(stored) == 1
+
+
+def test_blob_that_is_not_stored_travels_as_a_part() -> None:
+    frame = Chunk("r", 0, 0, Media("x/y", Blob(b"x" * 10)))
+
+    assert Codec(store=lambda _: None).encode(frame) == Codec().encode(frame)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [[], [1, 2, 3, 4], [1, 2, 3, 4, "5"], [1, 2, 3, 4, None], [1, 2, 3, 4, 1.5], [[1], 2, 3, 4, 5], [True, 2, 3, 4, 5]],
+)
+def test_ill_formed_reference_is_a_bad_frame(reference: list[Any]) -> None:
+    header = msgspec.msgpack.encode(["Chunk", "r", 0, 0, ["media", "x/y", reference]])
+
+    def fetch(_: Reference) -> memoryview:
+        raise AssertionError
+
+    with pytest.raises(BadFrame):
+        Codec(fetch=fetch).decode([header])
+
+
+def test_reference_without_shared_memory_is_a_bad_frame() -> None:
+    header = msgspec.msgpack.encode(["Chunk", "r", 0, 0, ["media", "x/y", [1, 2, 3, 4, 5]]])
+
+    with pytest.raises(BadFrame, match="blob"):
+        Codec().decode([header])
+
+
+def test_chunk_whose_reference_means_nothing_is_still_known() -> None:
+    parts = Codec(store=lambda _: Reference(1, 2, 3, 4, 5)).encode(Chunk("r", 3, 7, Media("x/y", Blob(b"x"))))
+
+    def fetch(reference: Reference) -> memoryview:
+        raise ValueError(f"nothing at {reference.offset}")
+
+    codec = Codec(fetch=fetch)
+    with pytest.raises(BadChunk, match="nothing at 3") as caught:
+        codec.decode(parts)
+
+    assert caught.value.chunk == Chunk("r", 3, 7, Unreadable("nothing at 3"))  # type: ignore[arg-type]
+    fine = Chunk("r", 0, 0, Media("x/y", Blob(b"x")))
+    assert codec.decode(Codec().encode(fine)) == fine

@@ -92,6 +92,27 @@ class Leases:
         self._num_blocks_used += 1
         return Block(offset, capacity_bytes, self._generation)
 
+    def keep(self, num_bytes: int) -> Block | None:
+        """Return a free block that its owner holds itself until `drop`; None if there is none."""
+        offset = self._buddy.allocate(num_bytes)
+        if offset is None:
+            return None
+        self._generation += 1
+        self._num_blocks_used += 1
+        block = self._blocks[self._generation] = Block(offset, self._buddy.capacity_for(num_bytes), self._generation)
+        block.num_readers = 1
+        return block
+
+    def drop(self, generation: int) -> list[Block]:
+        """Give back what the owner kept; return the block if it is let go by that."""
+        let_go: list[Block] = []
+        self._leave(self._blocks[generation], let_go)
+        return let_go
+
+    def has_share(self, block: Block, reader: Sender) -> bool:
+        """Whether `reader` may be lent a block that others hold."""
+        return self.held_bytes(reader) + block.capacity_bytes <= self._max_share_bytes
+
     def lend(self, block: Block, reader: Sender) -> None:
         """Give `reader` a lease, its first or another one, of a block that was not let go."""
         holder = self._readers.get(reader)
@@ -162,7 +183,10 @@ class Leases:
     def _let_go(self, holder: _Reader, generation: int, let_go: list[Block]) -> None:
         block = self._blocks[generation]
         holder.held_bytes -= block.capacity_bytes
+        self._leave(block, let_go)
+
+    def _leave(self, block: Block, let_go: list[Block]) -> None:
         block.num_readers -= 1
         if not block.num_readers:
-            del self._blocks[generation]
+            del self._blocks[block.generation]
             let_go.append(block)

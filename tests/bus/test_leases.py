@@ -83,6 +83,28 @@ def test_forgotten_reader_holds_nothing() -> None:
     assert (leases.counts().taken_back, leases.counts().stale) == (2, 1)
 
 
+def test_kept_block_outlives_its_readers() -> None:
+    leases = Leases(SIZE, BLOCK)
+    block = leases.keep(SIZE)
+    assert block is not None
+    leases.lend(block, ANN)
+
+    assert not leases.has_share(block, BOB)
+    assert leases.release(ANN, [block.generation]) == []
+    assert leases.keep(1) is None
+    assert leases.drop(block.generation) == [block]
+
+
+def test_dropped_block_outlives_its_owner_with_its_readers() -> None:
+    leases = Leases(SIZE, BLOCK)
+    block = leases.keep(BLOCK)
+    assert block is not None
+    leases.lend(block, ANN)
+
+    assert leases.drop(block.generation) == []
+    assert leases.forget(ANN) == [block]
+
+
 class Lending(RuleBasedStateMachine):
     """Against a model that only counts: who holds what, and that no two blocks overlap."""
 
@@ -93,6 +115,22 @@ class Lending(RuleBasedStateMachine):
         self.sizes: dict[int, int] = {}
         self.held: Counter[tuple[Sender, int]] = Counter()
         self.let_go: list[Block] = []
+        self.kept: set[int] = set()
+
+    @rule(num_bytes=st.integers(1, SIZE))
+    def keep(self, num_bytes: int) -> None:
+        block = self.leases.keep(num_bytes)
+        if block is not None:
+            assert block.generation not in self.sizes
+            self.blocks[block.generation] = block
+            self.sizes[block.generation] = num_bytes
+            self.kept.add(block.generation)
+
+    @precondition(lambda self: self.kept)
+    @rule()
+    def drop(self) -> None:
+        generation = self.kept.pop()
+        self._expect(self.leases.drop(generation))
 
     @rule(num_bytes=st.integers(1, SIZE), reader=st.sampled_from([ANN, BOB]))
     def take_and_lend(self, num_bytes: int, reader: Sender) -> None:
@@ -131,7 +169,8 @@ class Lending(RuleBasedStateMachine):
         self.leases.free(self.let_go.pop())
 
     def _expect(self, let_go: list[Block]) -> None:
-        unheld = {g for g in self.blocks if not self.held[ANN, g] and not self.held[BOB, g]}
+        held = {g for (_, g), count in self.held.items() if count} | self.kept
+        unheld = self.blocks.keys() - held
         assert {block.generation for block in let_go} == unheld
         for generation in unheld:
             self.let_go.append(self.blocks.pop(generation))

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from omni_bus.bus.buddy import Buddy
+from omni_bus.bus.leases import Block, Leases
 from omni_bus.bus.segment import BLOCK_BYTES, OwnSegment, address_of
 from omni_bus.wire.codec import Reference
 from omni_bus.wire.payloads import Blob
@@ -63,38 +63,17 @@ class ArenaStatistics(NamedTuple):
     stale: int
 
 
-class _Slot:
-    __slots__ = ("capacity_bytes", "num_readers", "offset", "reference")
-
-    def __init__(self, offset: int, capacity_bytes: int, reference: Reference) -> None:
-        self.offset = offset
-        self.capacity_bytes = capacity_bytes
-        self.reference = reference
-        self.num_readers = 0
-
-
 class _Pin:
     """Sits on the exporter of memory that a producer writes; its end, in whatever thread, lets the slot go."""
 
-    __slots__ = ("_generation", "_unpinned")
+    __slots__ = ("_offset", "_unpinned")
 
-    def __init__(self, generation: int, unpinned: deque[int]) -> None:
-        self._generation = generation
+    def __init__(self, offset: int, unpinned: deque[int]) -> None:
+        self._offset = offset
         self._unpinned = unpinned
 
     def __del__(self) -> None:
-        self._unpinned.append(self._generation)
-
-
-class _Reader:
-    """What one reader holds: how often each generation, and the bytes of their slots."""
-
-    __slots__ = ("held", "held_bytes", "is_full")
-
-    def __init__(self) -> None:
-        self.held: dict[int, int] = {}
-        self.held_bytes = 0
-        self.is_full = False
+        self._unpinned.append(self._offset)
 
 
 class Arena:
@@ -113,16 +92,13 @@ class Arena:
     def __init__(self, owner: Peer, limits: ArenaLimits) -> None:
         self.owner = owner
         self._max_bytes = max(limits.max_bytes // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES)
-        self._buddy = Buddy(self._max_bytes, BLOCK_BYTES)
+        self._leases = Leases(self._max_bytes, BLOCK_BYTES)
         self._pid = os.getpid()
         self._segment: OwnSegment | None = None
-        self._slots: dict[int, _Slot] = {}
-        self._readers: dict[Sender, _Reader] = {}
-        self._last: tuple[weakref.ref[Blob], _Slot] | None = None
-        self._made: dict[int, _Slot] = {}
+        self._full: set[Sender] = set()
+        self._last: tuple[weakref.ref[Blob], Block, Reference] | None = None
+        self._made: dict[int, tuple[Block, Reference]] = {}
         self._unpinned: deque[int] = deque()
-        self._generation = 0
-        self._num_lent = self._num_full = self._num_released = self._num_taken_back = self._num_stale = 0
 
     @property
     def address(self) -> tuple[int, int]:
@@ -145,19 +121,15 @@ class Arena:
             OSError: the system gives no such memory.
         """
         self._reclaim()
-        offset = self._buddy.allocate(num_bytes) if num_bytes > 0 else None
-        if offset is None:
-            return None
         pid, fd = self.address
         assert self._segment is not None
-        self._generation += 1
-        address = self._segment.enter(offset, num_bytes, self._generation)
-        reference = Reference(pid, fd, offset, num_bytes, self._generation)
-        slot = _Slot(offset, self._buddy.capacity_for(num_bytes), reference)
-        slot.num_readers = 1  # the producer itself
-        self._slots[self._generation] = self._made[offset] = slot
+        block = self._leases.keep(num_bytes) if num_bytes > 0 else None
+        if block is None:
+            return None
+        address = self._segment.enter(block.offset, num_bytes, block.generation)
+        self._made[block.offset] = block, Reference(pid, fd, block.offset, num_bytes, block.generation)
         memory = (ctypes.c_ubyte * num_bytes).from_address(address)
-        memory.pin = _Pin(self._generation, self._unpinned)  # type: ignore[attr-defined]
+        memory.pin = _Pin(block.offset, self._unpinned)  # type: ignore[attr-defined]
         memory.segment = self._segment  # type: ignore[attr-defined] (which unmaps itself when nobody needs it)
         return Blob(memoryview(memory).cast("B"))
 
@@ -168,129 +140,95 @@ class Arena:
         """
         if self._unpinned:
             self._reclaim()
-        holder = self._readers.get(reader)
-        if holder is None:
-            holder = self._readers[reader] = _Reader()
-        slot = self._same_as_last(blob) or self._made_as(blob, holder) or self._write(blob, holder, reader)
-        if slot is None:
+        found = self._same_as_last(blob) or self._made_as(blob, reader) or self._write(blob, reader)
+        if found is None:
             return None
-        generation = slot.reference.generation
-        if generation not in holder.held:
-            holder.held_bytes += slot.capacity_bytes
-            slot.num_readers += 1
-        holder.held[generation] = holder.held.get(generation, 0) + 1
-        self._num_lent += 1
-        return slot.reference
+        block, reference = found
+        self._leases.lend(block, reader)
+        return reference
 
     def release(self, reader: Sender, generations: Iterable[int]) -> None:
         """Take back what a reader gives; what it doesn't hold is counted and ignored."""
-        holder = self._readers.get(reader)
-        for generation in generations:
-            count = 0 if holder is None else holder.held.get(generation, 0)
-            if holder is None or not count:
-                self._num_stale += 1
-                continue
-            self._num_released += 1
-            if count > 1:
-                holder.held[generation] = count - 1
-                continue
-            del holder.held[generation]
-            self._let_go(holder, generation)
-            holder.is_full = False
+        self._free(self._leases.release(reader, generations))
+        self._full.discard(reader)
 
     def forget(self, reader: Sender) -> None:
         """Take back all that a reader holds: it is gone, and reads no more."""
-        holder = self._readers.pop(reader, None)
-        if holder is None:
-            return
-        self._num_taken_back += sum(holder.held.values())
-        for generation in holder.held:
-            self._let_go(holder, generation)
+        self._free(self._leases.forget(reader))
+        self._full.discard(reader)
 
     def statistics(self) -> ArenaStatistics:
         """Return what is lent now and the counts since the start."""
         self._reclaim()
+        counts = self._leases.counts()
         return ArenaStatistics(
-            used_bytes=self._buddy.used_bytes,
-            slots=len(self._slots),
-            written=self._generation,
-            lent=self._num_lent,
-            full=self._num_full,
-            released=self._num_released,
-            taken_back=self._num_taken_back,
-            stale=self._num_stale,
+            used_bytes=counts.used_bytes,
+            slots=counts.blocks,
+            written=counts.taken,
+            lent=counts.lent,
+            full=counts.full,
+            released=counts.released,
+            taken_back=counts.taken_back,
+            stale=counts.stale,
         )
 
     def close(self) -> None:
         """Give up the memory. Who views it keeps it."""
-        self._slots.clear()
         self._made.clear()
-        self._readers.clear()
+        self._leases = Leases(self._max_bytes, BLOCK_BYTES)
         self._last = None
         if self._segment is not None:
             self._segment.close()
             self._segment = None
 
-    def _same_as_last(self, blob: Blob) -> _Slot | None:
+    def _same_as_last(self, blob: Blob) -> tuple[Block, Reference] | None:
         if self._last is not None and self._last[0]() is blob and self._last[1].num_readers:
-            return self._last[1]
+            return self._last[1:]
         return None
 
-    def _made_as(self, blob: Blob, holder: _Reader) -> _Slot | None:
-        """Return the slot that a producer wrote this blob into, if it did and the reader may hold one more."""
+    def _made_as(self, blob: Blob, reader: Sender) -> tuple[Block, Reference] | None:
+        """Return where a producer wrote this blob, if it did and the reader may hold one more."""
         if not self._made or self._segment is None:
             return None
-        slot = self._made.get(address_of(blob.view) - self._segment.address)
-        if slot is None or slot.reference.length != len(blob):
+        found = self._made.get(address_of(blob.view) - self._segment.address)
+        if found is None or found[1].length != len(blob) or not self._leases.has_share(found[0], reader):
             return None
-        return slot if holder.held_bytes + slot.capacity_bytes <= self._max_bytes // 2 else None
+        return found
 
     def _reclaim(self) -> None:
         """Let go of what producers dropped."""
         while self._unpinned:
-            slot = self._slots.get(self._unpinned.popleft())
-            if slot is not None:
-                self._made.pop(slot.offset, None)
-                self._drop_reader(slot)
+            made = self._made.pop(self._unpinned.popleft(), None)
+            if made is not None:
+                self._free(self._leases.drop(made[0].generation))
 
-    def _write(self, blob: Blob, holder: _Reader, reader: Sender) -> _Slot | None:
+    def _write(self, blob: Blob, reader: Sender) -> tuple[Block, Reference] | None:
         length = len(blob)
         if not length:
             return None
-        capacity_bytes = self._buddy.capacity_for(length)
-        offset = None
-        if holder.held_bytes + capacity_bytes <= self._max_bytes // 2:
-            offset = self._buddy.allocate(length)
-        if offset is None:
-            self._refuse(holder, reader, length)
+        block = self._leases.take(length, reader)
+        if block is None:
+            self._refuse(reader, length)
             return None
         pid, fd = self.address
         assert self._segment is not None
-        self._generation += 1
-        self._segment.write(offset, blob.view, self._generation)
-        slot = _Slot(offset, capacity_bytes, Reference(pid, fd, offset, length, self._generation))
-        self._slots[self._generation] = slot
-        self._last = (weakref.ref(blob), slot)
-        return slot
+        self._segment.write(block.offset, blob.view, block.generation)
+        reference = Reference(pid, fd, block.offset, length, block.generation)
+        self._last = (weakref.ref(blob), block, reference)
+        return block, reference
 
-    def _refuse(self, holder: _Reader, reader: Sender, length: int) -> None:
-        self._num_full += 1
-        if not holder.is_full:
-            holder.is_full = True
-            _log.warning(
-                "no room for %d bytes in the arena: %s holds %d of %d, all hold %d (sent in messages until there is)",
-                *(length, reader.actor, holder.held_bytes, self._max_bytes, self._buddy.used_bytes),
-            )
+    def _refuse(self, reader: Sender, length: int) -> None:
+        if reader in self._full:
+            return
+        self._full.add(reader)
+        held_bytes, used_bytes = self._leases.held_bytes(reader), self._leases.counts().used_bytes
+        _log.warning(
+            "no room for %d bytes in the arena: %s holds %d of %d, all hold %d (sent in messages until there is)",
+            *(length, reader.actor, held_bytes, self._max_bytes, used_bytes),
+        )
 
-    def _let_go(self, holder: _Reader, generation: int) -> None:
-        slot = self._slots[generation]
-        holder.held_bytes -= slot.capacity_bytes
-        self._drop_reader(slot)
-
-    def _drop_reader(self, slot: _Slot) -> None:
-        slot.num_readers -= 1
-        if not slot.num_readers:
-            del self._slots[slot.reference.generation]
+    def _free(self, blocks: list[Block]) -> None:
+        for block in blocks:
             if self._segment is not None:
-                self._segment.erase(slot.offset)
-            self._buddy.free(slot.offset)
+                self._segment.erase(block.offset)
+            self._leases.free(block)

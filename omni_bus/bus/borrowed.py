@@ -6,22 +6,33 @@ import asyncio
 import ctypes
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from omni_bus.bus.segment import ForeignSegment
-from omni_bus.wire.frames import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omni_bus.ids import Peer, Sender
     from omni_bus.wire.codec import Reference
+    from omni_bus.wire.frames import Release
 
 MAX_GENERATIONS = 1000
 """Named in one `Release`: 9 KB at most."""
 
 _arrays: dict[int, type[ctypes.Array[ctypes.c_ubyte]]] = {}
 """Array types by length's bits: making one takes 20 us, and there are only so many."""
+
+
+class Lender(Protocol):
+    """Memory of another actor that views lie in."""
+
+    owner: Peer
+    is_owner_live: bool
+
+    def release(self, generations: tuple[int, ...]) -> Release:
+        """Return the frame that gives these back."""
+        ...
 
 
 class BorrowedStatistics(NamedTuple):
@@ -68,7 +79,7 @@ class Borrowed:
         self._thread = threading.get_ident()
         self._send = send
         self._segments: dict[tuple[Sender, int, int], ForeignSegment] = {}
-        self._returned: deque[tuple[ForeignSegment, int]] = deque()
+        self._returned: deque[tuple[Lender, int]] = deque()
         self._is_flush_due = False
         self._is_closed = False
         self._num_borrowed = 0
@@ -103,7 +114,7 @@ class Borrowed:
             kind = _arrays[bits] = ctypes.c_ubyte * (1 << bits)
         # The array is what all views of it keep alive, and through its attribute the lease and the mapping.
         array = kind.from_address(address)
-        array.lease = _Lease(segment, reference.generation, self._give_back)  # type: ignore[attr-defined]
+        array.lease = _Lease(segment, reference.generation, self.give_back)  # type: ignore[attr-defined]
         self._num_borrowed += 1
         return memoryview(array).cast("B")[:length].toreadonly()
 
@@ -124,7 +135,8 @@ class Borrowed:
         self._segments.clear()
         self._returned.clear()
 
-    def _give_back(self, segment: ForeignSegment, generation: int) -> None:
+    def give_back(self, segment: Lender, generation: int) -> None:
+        """Tell the owner in the loop's next turn that a view is gone. From any thread."""
         if self._is_closed:
             return
         self._returned.append((segment, generation))
@@ -140,7 +152,7 @@ class Borrowed:
         self._is_flush_due = False
         if self._is_closed:
             return
-        by_segment: dict[int, tuple[ForeignSegment, list[int]]] = {}
+        by_segment: dict[int, tuple[Lender, list[int]]] = {}
         while self._returned:
             segment, generation = self._returned.popleft()
             self._num_returned += 1
@@ -148,4 +160,4 @@ class Borrowed:
         for segment, generations in by_segment.values():
             if segment.is_owner_live:
                 for i in range(0, len(generations), MAX_GENERATIONS):
-                    self._send(segment.owner, Release(tuple(generations[i : i + MAX_GENERATIONS])))
+                    self._send(segment.owner, segment.release(tuple(generations[i : i + MAX_GENERATIONS])))

@@ -19,10 +19,11 @@ from omni_bus.wire.codec import MAX_PARTS, BadChunk, Codec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from omni_bus.wire.codec import Reference
+    from omni_bus.wire.codec import DeviceReference, Reference
+    from omni_bus.wire.payloads import Blob
 
     Deliver = Callable[[Sender, Any], None]
-    Fetch = Callable[[Sender, Reference], memoryview]
+    Fetch = Callable[[Sender, Reference | DeviceReference], memoryview | Blob]
     Part = bytes | memoryview
 
 _log = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class Inbox:
                 {"message": f"delivering a {type(frame).__name__} from {sender.actor} failed", "exception": error}
             )
 
-    def _fetch_for_sender(self, reference: Reference) -> memoryview:
+    def _fetch_for_sender(self, reference: Reference | DeviceReference) -> memoryview | Blob:
         assert self._fetch is not None
         assert self._sender is not None
         return self._fetch(self._sender, reference)

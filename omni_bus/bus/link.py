@@ -9,10 +9,12 @@ import zmq
 
 from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, Arena, ArenaLimits, ArenaStatistics
 from omni_bus.bus.borrowed import Borrowed, BorrowedStatistics
+from omni_bus.bus.cuda_ipc import DEFAULT_CUDA_LIMITS, CudaArena, CudaLimits, CudaStatistics, CudaViews
 from omni_bus.bus.inbox import Inbox, InboxStatistics
 from omni_bus.bus.outbox import Outbox, OutboxStatistics
 from omni_bus.ids import Peer, Sender, new_incarnation
-from omni_bus.wire.frames import Mapped, Offer, Release
+from omni_bus.wire.codec import DeviceReference, Reference
+from omni_bus.wire.frames import Mapped, MappedDevice, Offer, OfferDevice, Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,19 +24,20 @@ if TYPE_CHECKING:
 
 
 class LinkStatistics(NamedTuple):
-    """Counts of a link's parts; `arena` is None where shared memory is switched off."""
+    """Counts of a link's parts; `arena` is None where shared memory is switched off, `cuda` has one entry a device."""
 
     inbox: InboxStatistics
     outbox: OutboxStatistics
     borrowed: BorrowedStatistics
     arena: ArenaStatistics | None
+    cuda: dict[int, CudaStatistics]
 
 
 class Link:
     """Binds the inbox under a fresh incarnation; `me` is what others send to.
 
-    Large blobs go to peers on this host through shared memory (`Arena`, `Borrowed`); the frames by which both ends
-    agree on it never reach `deliver`.
+    Large blobs go to peers on this host through shared memory (`Arena`, `Borrowed`), those in GPU memory through that
+    (`CudaArena`, `CudaViews`); the frames by which both ends agree on it never reach `deliver`.
 
     Args:
         name: the actor's name.
@@ -42,6 +45,7 @@ class Link:
         deliver: called with each frame and who sent it.
         on_stuck: called with a peer that does not read any more.
         arena: how much may be lent, and from which length on; others' arenas are read in any case.
+        cuda: how much device memory may be lent; others' is read in any case.
     """
 
     def __init__(
@@ -51,20 +55,34 @@ class Link:
         deliver: Callable[[Sender, AnyFrame], None],
         on_stuck: Callable[[Peer], None],
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        cuda: CudaLimits = DEFAULT_CUDA_LIMITS,
     ) -> None:
         sender = Sender(name, new_incarnation())
         self._borrowed = Borrowed(lambda peer, frame: self.send(peer, frame))  # noqa: PLW0108 (`send` is not there yet)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        handlers = {Offer: self._on_offer, Mapped: self._on_mapped, Release: self._on_release}
+        self._views = CudaViews(self._borrowed.give_back)
+        handlers = {
+            Offer: self._on_offer,
+            Mapped: self._on_mapped,
+            OfferDevice: self._on_offer_device,
+            MappedDevice: self._on_mapped_device,
+            Release: self._on_release,
+        }
         try:
-            self._inbox = Inbox(self._context, listen, deliver, handlers=handlers, fetch=self._borrowed.view)
+            self._inbox = Inbox(self._context, listen, deliver, handlers=handlers, fetch=self._fetch)
         except BaseException:
             self._context.term()
             raise
         self.me = Peer(name, sender.incarnation, self._inbox.endpoint)
         self._arena = Arena(self.me, arena) if arena.max_bytes else None
+        self._cuda = CudaArena(self.me, lambda peer, frame: self.send(peer, frame), cuda)  # noqa: PLW0108 (see above)
         self._outbox = Outbox(
-            self._context, sender, on_stuck=on_stuck, arena=self._arena, lend_from_bytes=arena.threshold_bytes
+            self._context,
+            sender,
+            on_stuck=on_stuck,
+            arena=self._arena,
+            lend_from_bytes=arena.threshold_bytes,
+            cuda=self._cuda,
         )
         self.send = self._outbox.send
 
@@ -76,11 +94,18 @@ class Link:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""
         self._outbox.forget(peer)
         self._borrowed.forget(peer.sender)
+        self._views.forget(peer.sender)
 
     def statistics(self) -> LinkStatistics:
         """Return the counts of all parts."""
         arena = None if self._arena is None else self._arena.statistics()
-        return LinkStatistics(self._inbox.statistics(), self._outbox.statistics(), self._borrowed.statistics(), arena)
+        return LinkStatistics(
+            self._inbox.statistics(),
+            self._outbox.statistics(),
+            self._borrowed.statistics(),
+            arena,
+            self._cuda.statistics(),
+        )
 
     async def close(self, linger_s: float) -> None:
         """Send what can still be sent within `linger_s`, then close."""
@@ -89,6 +114,7 @@ class Link:
         self._borrowed.close()
         if self._arena is not None:
             self._arena.close()
+        self._cuda.close()
         self._context.term()
         scheme, _, path = self.me.endpoint.partition("://")
         if scheme == "ipc":
@@ -107,6 +133,20 @@ class Link:
     def _on_mapped(self, sender: Sender, frame: Mapped) -> None:
         self._outbox.mapped(sender, frame.reason)
 
+    def _on_offer_device(self, sender: Sender, frame: OfferDevice) -> None:
+        if frame.peer.sender == sender:
+            self.send(frame.peer, self._views.offered(sender, frame))
+
+    def _on_mapped_device(self, sender: Sender, frame: MappedDevice) -> None:
+        self._cuda.mapped(sender, frame)
+
     def _on_release(self, sender: Sender, frame: Release) -> None:
-        if self._arena is not None:
+        if frame.device is not None:
+            self._cuda.release(sender, frame.device, frame.generations, frame.reads)
+        elif self._arena is not None:
             self._arena.release(sender, frame.generations)
+
+    def _fetch(self, sender: Sender, reference: Reference | DeviceReference) -> memoryview | Blob:
+        if isinstance(reference, DeviceReference):
+            return self._views.view(sender, reference)
+        return self._borrowed.view(sender, reference)

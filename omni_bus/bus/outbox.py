@@ -13,7 +13,8 @@ import zmq
 from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, SocketLimits, descriptor_of, open_dealer
 from omni_bus.errors import BadInput, InputTooLarge, OmniBusError
 from omni_bus.ids import MAX_ACTOR_NAME_BYTES
-from omni_bus.wire.codec import Codec
+from omni_bus.wire.codec import Codec, DeviceReference, Reference
+from omni_bus.wire.device import DeviceBlob
 from omni_bus.wire.frames import Chunk, Close, Offer, Open
 from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Video
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from omni_bus.bus.arena import Arena
+    from omni_bus.bus.cuda_ipc import CudaArena
     from omni_bus.ids import Peer, Sender
-    from omni_bus.wire.codec import Reference
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Blob
+
+    Lent = Reference | DeviceReference
 
     Part = bytes | bytearray | memoryview
 
@@ -86,7 +89,7 @@ class _Sharing(enum.Enum):
 
 
 class _Waiting(NamedTuple):
-    """An encoded frame in a backlog, its length, and the generations of the slots that it refers to.
+    """An encoded frame in a backlog, its length, and what it refers to in shared or device memory.
 
     A frame that is but a header waits as its bytes, which the garbage collector has no interest in: with an object for
     each, 100,000 waiting frames took three quarters of a sender's time (`scripts/results/profile_bus.txt`).
@@ -94,7 +97,7 @@ class _Waiting(NamedTuple):
 
     parts: Sequence[Part]
     num_bytes: int
-    lent: tuple[int, ...]
+    lent: tuple[Lent, ...]
 
 
 class _Lane:
@@ -183,6 +186,7 @@ class Outbox:
         backlog: of each peer.
         arena: where blobs are lent from, if at all.
         lend_from_bytes: shorter blobs are not lent.
+        cuda: where blobs in device memory are lent from, if at all.
 
     Raises:
         BadInput: the sender's name is too long for a routing id.
@@ -199,6 +203,7 @@ class Outbox:
         backlog: BacklogLimits = DEFAULT_BACKLOG_LIMITS,
         arena: Arena | None = None,
         lend_from_bytes: int = 0,
+        cuda: CudaArena | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = context
@@ -212,8 +217,10 @@ class Outbox:
         self._max_frames, self._max_bytes = backlog
         self._arena = arena
         self._lane: _Lane | None = None
-        self._lent: list[int] = []
-        store = None if arena is None else self._lend
+        self._lend_from_bytes = lend_from_bytes
+        self._cuda = cuda
+        self._lent: list[Lent] = []
+        store = None if arena is None and cuda is None else self._lend
         self._encode = Codec(store=store, store_from_bytes=lend_from_bytes).encode
         self._lanes: dict[Peer, _Lane] = {}
         self._bulk_lanes: dict[Peer, _Lane] = {}
@@ -265,6 +272,8 @@ class Outbox:
                 self._close_lane(lane, linger_ms=0)
         if self._arena is not None:
             self._arena.forget(peer.sender)
+        if self._cuda is not None:
+            self._cuda.forget(peer.sender)
 
     async def close(self, linger_s: float) -> None:
         """Send what can be sent within `linger_s`, then close all sockets; the rest is dropped and counted.
@@ -322,11 +331,17 @@ class Outbox:
         lanes[peer] = lane
         return lane
 
-    def _lend(self, blob: Blob) -> Reference | None:
+    def _lend(self, blob: Blob) -> Lent | None:
         """Put a blob of the frame that is being encoded into the arena, if its peer reads that."""
         lane = self._lane
         assert lane is not None
-        assert self._arena is not None
+        if self._cuda is not None and isinstance(blob, DeviceBlob) and not lane.is_stuck:
+            on_device = self._cuda.lend(blob, lane.peer)
+            if on_device is not None:
+                self._lent.append(on_device)
+                return on_device
+        if self._arena is None or len(blob) < self._lend_from_bytes:
+            return None
         if lane.sharing is _Sharing.UNASKED:
             lane.sharing = _Sharing.OFFERED
             self._loop.call_soon(self._offer, lane.peer)
@@ -334,7 +349,7 @@ class Outbox:
             return None
         reference = self._arena.lend(blob, lane.reader)
         if reference is not None:
-            self._lent.append(reference.generation)
+            self._lent.append(reference)
         return reference
 
     def _offer(self, peer: Peer) -> None:
@@ -347,16 +362,20 @@ class Outbox:
             return
         self.send(peer, Offer(self._arena.owner, pid, fd))
 
-    def _unlent(self) -> tuple[int, ...]:
+    def _unlent(self) -> tuple[Lent, ...]:
         """Return what the frame that was just encoded refers to."""
         lent = tuple(self._lent)
         self._lent.clear()
         return lent
 
-    def _take_back(self, lane: _Lane, lent: Sequence[int]) -> None:
+    def _take_back(self, lane: _Lane, lent: Sequence[Lent]) -> None:
         """Free what a frame referred to that will never be sent."""
-        if lent and self._arena is not None:
-            self._arena.release(lane.reader, lent)
+        for reference in lent:
+            if isinstance(reference, DeviceReference):
+                if self._cuda is not None:
+                    self._cuda.release(lane.reader, reference.device, (reference.generation,))
+            elif self._arena is not None:
+                self._arena.release(lane.reader, (reference.generation,))
 
     def _check_sizes(self, parts: Sequence[Part]) -> None:
         longest = max(map(len, parts))
@@ -365,7 +384,7 @@ class Outbox:
                 f"a blob of {longest} bytes can't be sent (allowed: {self._limits.max_message_bytes})", field="payload"
             )
 
-    def _queue(self, lane: _Lane, parts: Sequence[Part], lent: tuple[int, ...]) -> None:
+    def _queue(self, lane: _Lane, parts: Sequence[Part], lent: tuple[Lent, ...]) -> None:
         is_small = len(parts) == 1 and not lent and isinstance(parts[0], bytes)
         num_bytes = len(parts[0]) if is_small else sum(map(len, parts))
         backlog = lane.backlog

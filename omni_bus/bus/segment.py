@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from omni_bus.ids import Peer
+from omni_bus.wire.frames import Release
 
 if TYPE_CHECKING:
     from omni_bus.ids import Sender
@@ -168,6 +169,10 @@ class ForeignSegment:
             return msgspec.msgpack.decode(bytes(self._head[_HEAD.size : _HEAD.size + length]), type=Peer)
         except msgspec.MsgspecError as error:
             raise ValueError(f"{path} names no owner") from error
+
+    def release(self, generations: tuple[int, ...]) -> Release:
+        """Return the frame that gives these back to the owner."""
+        return Release(generations)
 
     def address_of(self, reference: Reference) -> int:
         """Return where the bytes of a reference lie.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
+from omni_bus.bus.cuda_memory import remove_remains
 from omni_bus.errors import OmniBusError
 from omni_bus.observe.log import log_to_stderr
 from omni_bus.runtime.deployment import Deployment, read_deployment
@@ -163,6 +164,7 @@ class Child:
         # Before it is waited for: until then its id can't be given to another process or group.
         os.killpg(self._process.pid, signal.SIGKILL)
         self.exit_code = self._process.wait()
+        remove_remains(self._process.pid)  # here too of one that ended well: the CUDA driver doesn't always
         while self._read():  # a grandchild in a group of its own may keep the pipe open, so only what is there
             pass
         if self._rest:

@@ -24,6 +24,7 @@ from omni_bus.wire.frames import (
     Open,
     Progress,
     Reject,
+    Release,
     Route,
     Submit,
     Welcome,
@@ -32,6 +33,9 @@ from omni_bus.wire.payloads import Text, check, check_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_READS = 64
+"""Streams of one process that used what one frame gives back; the owner opens an event for each."""
 
 MAX_SECONDS = 1e9
 """32 years: what every timer takes."""
@@ -126,6 +130,11 @@ def _check_reply(frame: AdminReply) -> None:
         _seconds("AdminReply.error.retry_after_s", frame.error.retry_after_s)
 
 
+def _check_release(frame: Release) -> None:
+    if len(frame.reads) > MAX_READS:
+        raise ValueError(f"Release.reads names {len(frame.reads)} events (allowed: {MAX_READS})")
+
+
 _CHECKS: dict[type, Callable[[Any], None]] = {
     Hello: _check_hello,
     Welcome: _check_welcome,
@@ -140,4 +149,5 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Open: _check_open,
     Credit: _check_credit,
     Close: _check_close,
+    Release: _check_release,
 }

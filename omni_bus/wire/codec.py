@@ -14,6 +14,7 @@ import msgspec
 
 from omni_bus.errors import BadFrame
 from omni_bus.wire.checks import check_frame
+from omni_bus.wire.device import DeviceBlob
 from omni_bus.wire.frames import AnyFrame, Chunk
 from omni_bus.wire.payloads import Blob, Unreadable
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Part = bytes | bytearray | memoryview
-    Store = Callable[[Blob], "Reference | None"]
-    Fetch = Callable[["Reference"], memoryview]
+    Store = Callable[[Blob], "Reference | DeviceReference | None"]
+    Fetch = Callable[["Reference | DeviceReference"], "memoryview | Blob"]
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """A header holds text, parameters and JSON at most; everything bulky is a blob."""
@@ -47,6 +48,19 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
+class DeviceReference(msgspec.Struct, frozen=True, array_like=True, tag="cuda"):
+    """Where a blob lies in its sender's device memory: bytes from the beginning of a range, and which lease.
+
+    `device` is the sender's number for the device; `written` the handle of the event after which the bytes are there.
+    """
+
+    device: int
+    offset: int
+    length: int
+    generation: int
+    written: bytes
+
+
 class BadChunk(BadFrame):
     """A chunk whose payload can't be read; `chunk` is what is known of it, so that its request can be failed."""
 
@@ -62,7 +76,7 @@ class Codec:
 
     Args:
         store: puts a blob where the receiver can reach it and says where, or None: then it travels as a part.
-        store_from_bytes: shorter blobs always travel as parts.
+        store_from_bytes: shorter blobs always travel as parts, unless they are in device memory.
         fetch: views what another's `store` referred to; raises `ValueError` if there is no such thing.
     """
 
@@ -130,15 +144,14 @@ class Codec:
             self._fetch_error = ""
         return frame
 
-    def _encode_blob(self, value: Any) -> int | Reference:
+    def _encode_blob(self, value: Any) -> int | Reference | DeviceReference:
         if not isinstance(value, Blob):
             raise TypeError(f"a frame can't carry a {type(value).__name__}")
-        view = value.view
-        if self._store is not None and view.nbytes >= self._store_from_bytes:
+        if self._store is not None and (len(value) >= self._store_from_bytes or isinstance(value, DeviceBlob)):
             reference = self._store(value)
             if reference is not None:
                 return reference
-        self._blobs.append(view)
+        self._blobs.append(value.view)
         return len(self._blobs)
 
     def _decode_blob(self, kind: type, value: Any) -> Blob:
@@ -152,9 +165,11 @@ class Codec:
 
     def _fetch_blob(self, fetch: Fetch, value: list[Any]) -> Blob:
         """View what a reference means; an empty blob if it means nothing, so that the rest of the frame is read."""
-        reference = msgspec.convert(value, Reference)
+        kind = DeviceReference if value and value[0] == "cuda" else Reference
+        reference: Reference | DeviceReference = msgspec.convert(value, kind)
         try:
-            return Blob(fetch(reference))
+            found = fetch(reference)
+            return found if isinstance(found, Blob) else Blob(found)
         except ValueError as error:
             self._fetch_error = _reason(error)
             return Blob(b"")

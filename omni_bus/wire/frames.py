@@ -334,10 +334,39 @@ class Mapped(Frame, frozen=True):
     reason: str = ""
 
 
+class OfferDevice(Frame, frozen=True):
+    """I have a range of device memory, `data_bytes` long between two stamps: can you map it? `peer` is where to answer.
+
+    `device` is my number for the device, `uuid` everybody's; `handle` and `offset` say where the range begins as CUDA
+    and torch do; `pid` is my process, whose remains are removed if it is killed.
+    """
+
+    peer: Peer
+    device: int
+    uuid: str
+    handle: bytes
+    offset: int
+    data_bytes: int
+    pid: int
+
+
+class MappedDevice(Frame, frozen=True):
+    """The answer to an `OfferDevice`: I can, in process `pid`, or I can't for this reason."""
+
+    device: int
+    reason: str = ""
+    pid: int = 0
+
+
 class Release(Frame, frozen=True):
-    """Nobody here views these slots of your arena any more; a generation is named once for each reference to it."""
+    """Nobody here views these slots of your arena any more; a generation is named once for each reference to it.
+
+    With a `device` they are blocks of its range, free once the events with the handles `reads` have come.
+    """
 
     generations: tuple[int, ...]
+    device: int | None = None
+    reads: tuple[bytes, ...] = ()
 
 
 ControlFrame: TypeAlias = (
@@ -364,7 +393,7 @@ ControlFrame: TypeAlias = (
     | AdminReply
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
-TransportFrame: TypeAlias = Offer | Mapped | Release
+TransportFrame: TypeAlias = Offer | Mapped | OfferDevice | MappedDevice | Release
 AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})

@@ -122,6 +122,8 @@ def of_type(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return seconds
         case inspect.NoneType():
             return st.none()
+        case inspect.BytesType():
+            return st.binary(max_size=70)
         case inspect.AnyType():
             return plain_values
         case inspect.LiteralType(values=values):

@@ -7,11 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-from omni_bus.wire.buffers import blob, numpy_dtype, tensor, view
+from omni_bus.wire.buffers import blob, from_torch, numpy_dtype, tensor, to_torch, view
 from omni_bus.wire.codec import Codec
 from omni_bus.wire.frames import Chunk
-from omni_bus.wire.payloads import DTYPE_BYTES, Audio, Codes, Hidden, Image, Latents, Tensor, Tokens, Video, check
+from omni_bus.wire.payloads import DTYPE_BYTES, Audio, Blob, Codes, Hidden, Image, Latents, Tensor, Tokens, Video, check
 
 codec = Codec()
 
@@ -120,3 +121,68 @@ def test_importing_the_wire_loads_no_numpy() -> None:
     code = "import sys, omni_bus.wire.buffers, omni_bus.wire.codec; sys.exit('numpy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+TORCH_NAMES = sorted(name for name in DTYPE_BYTES if hasattr(torch, name))
+
+
+@pytest.mark.parametrize("name", TORCH_NAMES)
+def test_every_torch_type_survives_the_wire(name: str) -> None:
+    array = torch.arange(24).reshape(2, 3, 4).to(getattr(torch, name))
+
+    received = to_torch(over_the_wire(from_torch(array)))
+
+    assert received.dtype == array.dtype
+    assert received.shape == (2, 3, 4)
+    assert torch.equal(received.view(torch.uint8), array.view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0, 2), (1, 1, 1)], ids=str)
+def test_scalar_and_empty_torch_tensors_survive(shape: tuple[int, ...]) -> None:
+    received = to_torch(over_the_wire(from_torch(torch.ones(shape, dtype=torch.bfloat16))))
+
+    assert received.shape == shape
+    assert received.dtype == torch.bfloat16
+
+
+def test_torch_tensors_share_memory_with_their_payload() -> None:
+    source = torch.arange(6, dtype=torch.int32)
+
+    received = to_torch(from_torch(source))
+
+    assert received.data_ptr() == source.data_ptr()
+
+
+def test_torch_view_keeps_received_bytes_alive() -> None:
+    part = bytearray(range(64))
+    received = to_torch(Tensor("uint8", (64,), Blob(part)))[3:5]
+
+    with pytest.raises(BufferError):  # as long as anybody views it
+        part.append(0)
+    assert received.tolist() == [3, 4]
+    del received
+    part.append(0)
+
+
+def test_unaligned_bytes_become_an_aligned_tensor() -> None:
+    part = memoryview(bytes(1) + np.arange(4, dtype="<f8").tobytes())[1:]
+
+    received = to_torch(Tensor("float64", (4,), Blob(part)))
+
+    assert received.data_ptr() % 8 == 0
+    assert received.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_strided_torch_tensor_is_sent_in_row_order() -> None:
+    received = to_torch(over_the_wire(from_torch(torch.arange(6).reshape(2, 3).T)))
+
+    assert received.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(torch.zeros(2, dtype=torch.complex64), "complex64"), (torch.zeros(2, 2).to_sparse(), "torch.sparse_coo")],
+)
+def test_torch_tensor_without_a_form_on_the_wire_is_refused(wrong: torch.Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=f"{said} can't be sent"):
+        from_torch(wrong)

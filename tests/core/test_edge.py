@@ -1,3 +1,5 @@
+from typing import Any, cast
+
 import pytest
 
 from omni_bus.core.credit import Grant
@@ -70,7 +72,7 @@ def test_abandoned_edge_closes_after_what_was_sent(sender):
     [
         (chunk(1), "chunk 1 came where 0 was due"),
         (Chunk("r", 0, 0, Json({})), "a json came where text was declared"),
-        (Chunk("r", 0, 0, Unreadable("gone")), "in.prompt -> llm.text: chunk 0 can't be read: gone"),
+        (Chunk("r", 0, 0, cast("Any", Unreadable("gone"))), "in.prompt -> llm.text: chunk 0 can't be read: gone"),
     ],
 )
 def test_receiver_refuses_gaps_and_other_kinds(receiver, frame, what):

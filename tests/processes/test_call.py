@@ -91,7 +91,7 @@ def test_answers_and_refusals(up, omni_bus, tmp_path) -> None:
     assert deployment.stop() == 0
     ended = [e for e in deployment.events if e["event"] == "request ended"]
     assert [e["outcome"] for e in ended] == ["done", "done", "failed", "failed", "failed", "failed"]
-    assert [e.get("code") for e in ended[2:]] == ["bad_input", "bad_input", "stage_failed", "deadline_exceeded"]
+    assert [e.get("code") for e in ended[2:]] == ["unknown_name", "bad_input", "stage_failed", "deadline_exceeded"]
     assert ended[1]["stages"]["llm"]["completion_tokens"] == 2
     assert ended[1]["stages"]["voice"]["bytes_out"] > len(samples) * 2
     assert len({e["request"] for e in ended}) == 6

@@ -17,7 +17,15 @@ from strategies import FRAME_TYPES, frames, of_struct, payloads, plain_values
 from omni_bus.errors import BadFrame, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.checks import check_frame
-from omni_bus.wire.codec import MAX_HEADER_BYTES, MAX_PARTS, MAX_REASON_CHARS, BadChunk, Codec, Reference
+from omni_bus.wire.codec import (
+    MAX_HEADER_BYTES,
+    MAX_PARTS,
+    MAX_REASON_CHARS,
+    BadChunk,
+    Codec,
+    DeviceReference,
+    Reference,
+)
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -430,7 +438,7 @@ def test_blob_that_is_not_stored_travels_as_a_part() -> None:
 def test_ill_formed_reference_is_a_bad_frame(reference: list[Any]) -> None:
     header = msgspec.msgpack.encode(["Chunk", "r", 0, 0, ["media", "x/y", reference]])
 
-    def fetch(_: Reference) -> memoryview:
+    def fetch(_: Reference | DeviceReference) -> memoryview:
         raise AssertionError
 
     with pytest.raises(BadFrame):
@@ -447,7 +455,7 @@ def test_reference_without_shared_memory_is_a_bad_frame() -> None:
 def test_chunk_whose_reference_means_nothing_is_still_known() -> None:
     parts = Codec(store=lambda _: Reference(1, 2, 3, 4, 5)).encode(Chunk("r", 3, 7, Media("x/y", Blob(b"x"))))
 
-    def fetch(reference: Reference) -> memoryview:
+    def fetch(reference: Reference | DeviceReference) -> memoryview:
         raise ValueError(f"nothing at {reference.offset}")
 
     codec = Codec(fetch=fetch)

@@ -80,6 +80,8 @@ class Process:
         self.last_lines: list[str] = []
         self.peer: Peer | None = None
         """Its incarnation on the bus."""
+        self.bindable: int | None = None
+        """The incarnation that the coordinator last called ready."""
         self.num_restarts = 0
         self.watchdog: asyncio.TimerHandle | None = None
         self.backoff: asyncio.TimerHandle | None = None
@@ -283,9 +285,13 @@ class Supervisor:
             case {"event": "listening", "endpoint": str(endpoint), "incarnation": str(incarnation)}:
                 process.peer = Peer(process.name, int(incarnation, 16), endpoint)
                 self._on_line(fields)
+                self._compare(process)
             case {"event": "actor ready", "name": str(name), "incarnation": str(incarnation)}:
                 self._on_line(fields)
-                self._can_be_bound(name, int(incarnation, 16))
+                for other in self.processes:
+                    if other.name == name:
+                        other.bindable = int(incarnation, 16)
+                        self._compare(other)
             case {"event": "start failed", "error": str(error)}:
                 process.error = error
                 if "traceback" in fields or self._started.done():
@@ -293,11 +299,13 @@ class Supervisor:
             case _:
                 self._on_line(fields)
 
-    def _can_be_bound(self, name: str, incarnation: int) -> None:
-        """The coordinator knows an actor as ready; a stage's own word would be too early for the first request."""
-        for process in self.processes:
-            if process.name == name and process.peer is not None and process.peer.incarnation == incarnation:
-                self._ready(process)
+    def _compare(self, process: Process) -> None:
+        """A process is ready when the coordinator says so of its incarnation; its own word would be too early.
+
+        Who it is and that it is ready come through the pipes of two processes, so either may be read first.
+        """
+        if process.peer is not None and process.peer.incarnation == process.bindable:
+            self._ready(process)
 
     def _progressed(self, process: Process, phase: str, fraction: float) -> None:
         if phase == Phase.READY:

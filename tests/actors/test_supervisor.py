@@ -116,6 +116,18 @@ async def test_stage_is_ready_when_the_coordinator_says_so(watched: Watched) -> 
     assert watched.one.phase == Phase.READY
 
 
+async def test_readiness_may_be_read_before_the_name(watched: Watched) -> None:
+    """The lines of two processes come through two pipes, in any order; a former incarnation's still does not count."""
+    watched.child("coordinator").say("actor ready", name="llm.0", incarnation=f"{7:016x}")
+    watched.child("coordinator").say("actor ready", name="llm.1", incarnation=f"{6:016x}")
+    assert watched.one.ready_at is None
+
+    watched.child("llm.0").say("listening", endpoint="ipc:///a", incarnation=f"{7:016x}")
+    watched.child("llm.1").say("listening", endpoint="ipc:///b", incarnation=f"{8:016x}")
+    assert watched.one.phase == Phase.READY
+    assert watched.two.ready_at is None
+
+
 async def test_started_means_all_are_ready(watched: Watched) -> None:
     watched.make_ready("llm.0")
     watched.make_ready("coordinator")

@@ -35,6 +35,7 @@ from omni_bus.wire.frames import (
     Finish,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Refused,
     Route,
@@ -84,11 +85,12 @@ class Request:
         self._unconsumed: Item | None = None
         self._error: OmniBusError | None = None
         self._is_over = False
+        self._route: Route | None = None
 
     @property
     def route(self) -> Route:
-        """Where the request runs."""
-        return self._admitted.result()
+        """Where the request runs; another one after a replica was lost before the first output."""
+        return self._admitted.result() if self._route is None else self._route
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +161,7 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, or a stage is missing.
+            Refused: no capacity, a stage is missing, or the coordinator does not answer.
             BadInput: the pipeline or an output is unknown.
             DeadlineExceeded: the time limit passed while it waited.
             RequestCancelled: somebody else cancelled it, or the client closed.
@@ -173,7 +175,8 @@ class Request:
     # --- called by the client ---------------------------------------------------------------------------------
 
     def on_admitted(self, route: Route) -> None:
-        """The coordinator admitted it."""
+        """The coordinator admitted it, once or, over another route, twice."""
+        self._route = route
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -213,11 +216,13 @@ class BusClient:
         listen: str,
         coordinator_endpoint: str,
         role: Role = "client",
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
+        self._on_introduce = on_introduce
         self._driver = Driver(
             name,
             listen,
@@ -229,7 +234,7 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
+        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -243,8 +248,9 @@ class BusClient:
         *,
         role: Role = "client",
         timeout_s: float | None = None,
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -254,14 +260,15 @@ class BusClient:
             coordinator_endpoint: where the coordinator listens; it may start later.
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
-            on_lost: called with each actor that the coordinator calls lost or that left.
+            on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
+            on_introduce: called when a coordinator that does not know this client has been told who it is.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -315,6 +322,7 @@ class BusClient:
 
         Raises:
             UnknownName: no such operation.
+            Unavailable: the coordinator was lost, or has not answered for several heartbeats.
         """
         self._num_calls += 1
         call = self._num_calls
@@ -329,6 +337,10 @@ class BusClient:
     def tell_lost(self, peer: Peer) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
         self.perform(self._member.lost(peer))
+
+    def tell_outlook(self, outlook: Outlook) -> None:
+        """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
+        self.perform(self._member.outlook(outlook))
 
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""
@@ -364,22 +376,24 @@ class BusClient:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
-        del now
         match frame:
             case Chunk() | Credit():
-                self.perform(self.core.on_frame(sender, frame))
+                self.perform(self.core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
-                self.perform(self._member.on_frame(frame))
+                self.core.on_coordinator_heard()
+                self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
                     self.perform(self.core.on_coordinator_changed())
+                    if self._on_introduce is not None:
+                        self._on_introduce()
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
-                        self._on_lost(frame.peer)
+                        self._on_lost(frame.peer, frame.reason)
             case _:
-                self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+                self.perform(self.core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
@@ -387,6 +401,8 @@ class BusClient:
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self.perform(self._member.on_timer(now))
+        if self._member.is_coordinator_silent(now):
+            self.perform(self.core.on_coordinator_silent())
 
     def _perform(self, effect: Any) -> None:
         match effect:

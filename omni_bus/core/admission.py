@@ -30,7 +30,7 @@ class Admission:
         self._max_queued = max_queued
         self._in_flight: set[RequestId] = set()
         self._queued: set[RequestId] = set()
-        self._heap: list[tuple[int, int, RequestId]] = []
+        self._heap: list[tuple[int, bool, int, RequestId]] = []
         self._num_arrived = 0
 
     @property
@@ -38,8 +38,14 @@ class Admission:
         """Where the limits stand."""
         return AdmissionCounts(len(self._in_flight), self._max_in_flight, len(self._queued), self._max_queued)
 
-    def offer(self, request: RequestId, priority: int) -> bool:
+    def offer(self, request: RequestId, priority: int, *, is_back: bool = False) -> bool:
         """Take a request: True if it may run now, False if it waits.
+
+        Args:
+            request: whose turn it may be.
+            priority: higher goes first.
+            is_back: it had a place before and lost it through no fault of its own. It goes ahead of others of its
+                priority, and a full queue does not refuse it.
 
         Raises:
             Overloaded: the queue is full.
@@ -47,7 +53,7 @@ class Admission:
         if len(self._in_flight) < self._max_in_flight and not self._queued:
             self._in_flight.add(request)
             return True
-        if len(self._queued) >= self._max_queued:
+        if len(self._queued) >= self._max_queued and not is_back:
             raise Overloaded(
                 f"pipeline '{self._pipeline}' is busy: {len(self._in_flight)} requests run (max_in_flight "
                 f"{self._max_in_flight}) and {len(self._queued)} wait (max_queued {self._max_queued})",
@@ -56,7 +62,7 @@ class Admission:
             )
         self._num_arrived += 1
         self._queued.add(request)
-        heapq.heappush(self._heap, (-priority, self._num_arrived, request))
+        heapq.heappush(self._heap, (-priority, not is_back, self._num_arrived, request))
         return False
 
     def adopt(self, request: RequestId) -> None:
@@ -69,13 +75,13 @@ class Admission:
         self._queued.discard(request)
         # Whoever gave up waiting stays in the heap until its turn; it must not outgrow those who do wait.
         if len(self._heap) > 2 * len(self._queued) + 16:
-            self._heap = [place for place in self._heap if place[2] in self._queued]
+            self._heap = [place for place in self._heap if place[-1] in self._queued]
             heapq.heapify(self._heap)
 
     def next(self) -> RequestId | None:
         """Take the next waiting request that may run now."""
         while self._heap and len(self._in_flight) < self._max_in_flight:
-            _, _, request = heapq.heappop(self._heap)
+            request = heapq.heappop(self._heap)[-1]
             if request in self._queued:
                 self._queued.discard(request)
                 self._in_flight.add(request)

@@ -48,13 +48,13 @@ def core() -> ClientCore:
 
 @pytest.fixture
 def running(core) -> ClientCore:
-    core.on_frame(COORDINATOR.sender, Admit(ROUTE))
+    core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0)
     return core
 
 
 def open_outputs(core: ClientCore) -> None:
-    core.on_frame(LLM.sender, Open(ROUTE, 1))
-    core.on_frame(VOICE.sender, Open(ROUTE, 3))
+    core.on_frame(LLM.sender, Open(ROUTE, 1), 0.0)
+    core.on_frame(VOICE.sender, Open(ROUTE, 3), 0.0)
 
 
 def ended(effects) -> list:
@@ -65,9 +65,9 @@ def test_submit_goes_to_the_coordinator_and_admit_opens_the_way():
     core = ClientCore(COORDINATOR)
 
     assert core.submit(SUBMIT, {}) == [Send(COORDINATOR, SUBMIT)]
-    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE)) == [Admitted("r", ROUTE)]
-    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE)) == []
-    assert core.live_routes == (ROUTE,)
+    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == [Admitted("r", ROUTE)]
+    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == []
+    assert [each.route for each in core.running] == [ROUTE]
 
 
 def test_input_carries_parameters_and_waits_for_credit(running):
@@ -78,7 +78,7 @@ def test_input_carries_parameters_and_waits_for_credit(running):
     assert running.send("r", "prompt", B) == []
     assert running.is_blocked("r", "prompt")
 
-    assert running.on_frame(LLM.sender, Credit("r", 0, 2, 4161)) == [
+    assert running.on_frame(LLM.sender, Credit("r", 0, 2, 4161), 0.0) == [
         Send(LLM, Chunk("r", 0, 1, B)),
         Writable("r", "prompt"),
     ]
@@ -99,12 +99,12 @@ def test_payload_of_another_kind_is_refused_here(running):
 
 def test_request_ends_after_its_last_port(running):
     open_outputs(running)
-    assert running.on_frame(LLM.sender, Chunk("r", 1, 0, A)) == [Deliver("r", "text", A)]
-    assert running.on_frame(LLM.sender, Close("r", 1, 1, Finish("length"))) == [
+    assert running.on_frame(LLM.sender, Chunk("r", 1, 0, A), 0.0) == [Deliver("r", "text", A)]
+    assert running.on_frame(LLM.sender, Close("r", 1, 1, Finish("length")), 0.0) == [
         PortEnded("r", "text", Finish("length"))
     ]
 
-    effects = running.on_frame(VOICE.sender, Close("r", 3, 0))
+    effects = running.on_frame(VOICE.sender, Close("r", 3, 0), 0.0)
 
     assert effects[:2] == [PortEnded("r", "audio", Finish()), Ended("r", None)]
     assert effects[2:] == [
@@ -112,12 +112,12 @@ def test_request_ends_after_its_last_port(running):
         Send(LLM, Close("r", 0, 0, kind="text")),
     ]
     assert running.num_live == 0
-    assert running.live_routes == ()
+    assert running.running == ()
 
 
 def test_consumed_payloads_give_credit_back(running):
     open_outputs(running)
-    running.on_frame(LLM.sender, Chunk("r", 1, 0, A))
+    running.on_frame(LLM.sender, Chunk("r", 1, 0, A), 0.0)
 
     assert running.consume("r", "text", A) == [Send(LLM, Credit("r", 1, 3, 4161))]
     running.cancel("r", "")
@@ -128,11 +128,11 @@ def test_consumed_payloads_give_credit_back(running):
 def test_refusal_and_failure_end_once_with_their_error(core, frame):
     info = ErrorInfo("overloaded", "busy", is_retry_safe=True, retry_after_s=2.0)
 
-    (error,) = ended(core.on_frame(COORDINATOR.sender, frame("r", info)))
+    (error,) = ended(core.on_frame(COORDINATOR.sender, frame("r", info), 0.0))
 
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == 2.0
-    assert core.on_frame(COORDINATOR.sender, frame("r", info)) == []
+    assert core.on_frame(COORDINATOR.sender, frame("r", info), 0.0) == []
 
 
 def test_cancelled_request_delivers_nothing_more(running):
@@ -147,7 +147,7 @@ def test_cancelled_request_delivers_nothing_more(running):
         (COORDINATOR, Failed("r", ErrorInfo("stage_failed", "x"))),
         (COORDINATOR, Cancelled("r", 1)),
     ]:
-        assert running.on_frame(sender.sender, frame) == []
+        assert running.on_frame(sender.sender, frame, 0.0) == []
     assert running.send("r", "prompt", A) == running.finish("r", "prompt") == []
 
 
@@ -157,7 +157,7 @@ def test_cancelled_request_delivers_nothing_more(running):
 def test_stage_that_breaks_the_protocol_ends_the_request(running, frame):
     open_outputs(running)
 
-    effects = running.on_frame(LLM.sender, frame)
+    effects = running.on_frame(LLM.sender, frame, 0.0)
 
     (error,) = ended(effects)
     assert isinstance(error, BadFrame | BadInput)
@@ -167,7 +167,7 @@ def test_stage_that_breaks_the_protocol_ends_the_request(running, frame):
 def test_credit_beyond_the_window_ends_the_request(running):
     running.send("r", "prompt", A)
 
-    (error,) = ended(running.on_frame(LLM.sender, Credit("r", 0, 99, 1)))
+    (error,) = ended(running.on_frame(LLM.sender, Credit("r", 0, 99, 1), 0.0))
 
     assert isinstance(error, BadFrame)
 
@@ -175,8 +175,8 @@ def test_credit_beyond_the_window_ends_the_request(running):
 def test_frames_from_others_than_the_source_are_dropped(running):
     open_outputs(running)
     for frame in (Chunk("r", 1, 0, A), Close("r", 1, 0), Open(ROUTE, 1), Credit("r", 0, 1, 1)):
-        assert running.on_frame(Peer("llm.0", 99, "").sender, frame) == []
-    assert running.on_frame(VOICE.sender, Chunk("r", 77, 0, A)) == []
+        assert running.on_frame(Peer("llm.0", 99, "").sender, frame, 0.0) == []
+    assert running.on_frame(VOICE.sender, Chunk("r", 77, 0, A), 0.0) == []
     assert running.num_stale_frames == 5
 
 
@@ -194,35 +194,35 @@ def test_what_was_not_admitted_ends_retry_safe(core):
 
 def test_admitted_requests_go_on(running):
     assert running.on_coordinator_changed() == []
-    assert running.live_routes == (ROUTE,)
+    assert [each.route for each in running.running] == [ROUTE]
 
 
 def test_admission_that_nobody_waits_for_is_given_back(core):
     """Else the coordinator would keep its place for ever."""
     core.on_coordinator_changed()
 
-    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE)) == [Send(COORDINATOR, Cancel("r", "no longer wanted"))]
+    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == [Send(COORDINATOR, Cancel("r", "no longer wanted"))]
 
 
 def test_cancel_is_repeated_until_answered(running):
     running.cancel("r", "gone")
-    assert running.live_routes == (ROUTE,), "a new coordinator learns of it, so that it can cancel it"
+    assert [each.route for each in running.running] == [ROUTE], "a new coordinator learns of it, so that it can cancel it"
 
     assert running.on_coordinator_changed() == [Send(COORDINATOR, Cancel("r", "again"))]
-    running.on_frame(COORDINATOR.sender, Cancelled("r", 1))
+    running.on_frame(COORDINATOR.sender, Cancelled("r", 1), 0.0)
     assert running.on_coordinator_changed() == []
-    assert running.live_routes == ()
+    assert running.running == ()
 
 
 def test_inquiry_about_an_ended_request_is_answered_with_cancel(running):
-    assert running.on_frame(COORDINATOR.sender, Inquire("r")) == []
-    assert running.on_frame(COORDINATOR.sender, Inquire("x")) == [Send(COORDINATOR, Cancel("x", "ended"))]
+    assert running.on_frame(COORDINATOR.sender, Inquire("r"), 0.0) == []
+    assert running.on_frame(COORDINATOR.sender, Inquire("x"), 0.0) == [Send(COORDINATOR, Cancel("x", "ended"))]
 
 
 def test_question_is_answered_once(core):
     assert core.admin(1, "status", {}) == [Send(COORDINATOR, Admin(1, "status"))]
-    assert core.on_frame(COORDINATOR.sender, AdminReply(1, {"a": 1})) == [Answered(1, {"a": 1}, None)]
-    assert core.on_frame(COORDINATOR.sender, AdminReply(1, {"a": 1})) == []
+    assert core.on_frame(COORDINATOR.sender, AdminReply(1, {"a": 1}), 0.0) == [Answered(1, {"a": 1}, None)]
+    assert core.on_frame(COORDINATOR.sender, AdminReply(1, {"a": 1}), 0.0) == []
 
 
 def test_question_to_a_lost_coordinator_has_an_answer(core):
@@ -236,7 +236,7 @@ def test_question_to_a_lost_coordinator_has_an_answer(core):
 
 def test_admin_error_comes_as_an_error(core):
     core.admin(1, "zzz", {})
-    (answer,) = core.on_frame(COORDINATOR.sender, AdminReply(1, None, ErrorInfo("stage_failed", "x")))
+    (answer,) = core.on_frame(COORDINATOR.sender, AdminReply(1, None, ErrorInfo("stage_failed", "x")), 0.0)
 
     assert isinstance(answer.error, StageFailed)
 
@@ -247,7 +247,7 @@ def test_admin_error_comes_as_an_error(core):
 def test_lost_stage_with_output_missing_ends_the_request(running):
     """It may have said Done and died before its last chunks were out."""
     open_outputs(running)
-    running.on_frame(LLM.sender, Close("r", 1, 0))
+    running.on_frame(LLM.sender, Close("r", 1, 0), 0.0)
 
     assert running.on_peer_lost(LLM) == [], "all of its output is here"
     effects = running.on_peer_lost(VOICE)

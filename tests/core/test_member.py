@@ -1,7 +1,7 @@
 import pytest
 
 from omni_bus.core.effects import Forget, Leave, Send, SetTimer
-from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, coordinator_peer
+from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, Running, coordinator_peer
 from omni_bus.errors import BadFrame, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -27,7 +27,7 @@ ROUTE = Route("r", "p", Peer("gateway", 1, "g"), {"llm": ME}, ())
 
 @pytest.fixture
 def member() -> Member:
-    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: (ROUTE,), stats=lambda: StageStats(active=2))
+    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: (Running(ROUTE, 4.0),), stats=lambda: StageStats(active=2))
 
 
 def test_start_says_hello_and_beats(member):
@@ -46,8 +46,8 @@ def test_start_says_hello_and_beats(member):
 def test_welcome_sets_the_pace_from_the_last_beat(member):
     member.start(10.0)
 
-    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1)) == [SetTimer(("heartbeat", ""), 10.1)]
-    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1)) == []
+    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1), 0.0) == [SetTimer(("heartbeat", ""), 10.1)]
+    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1), 0.0) == []
     assert member.on_timer(10.1)[1] == SetTimer(("heartbeat", ""), 10.2)
 
 
@@ -55,24 +55,24 @@ def test_introduce_is_answered_with_what_is_true_now(member):
     member.start(0.0)
     assert member.ready() == [Send(COORDINATOR, Ready())]
 
-    (answer,) = member.on_frame(Introduce())
+    (answer,) = member.on_frame(Introduce(), 0.0)
 
     assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,))
 
 
 def test_ping_is_answered_with_stats(member):
-    assert member.on_frame(Ping(3)) == [Send(COORDINATOR, Pong(3, StageStats(active=2)))]
+    assert member.on_frame(Ping(3), 0.0) == [Send(COORDINATOR, Pong(3, StageStats(active=2)))]
 
 
 def test_refused_actor_leaves_with_the_reason(member):
-    (leave,) = member.on_frame(Refused(ErrorInfo("bad_frame", "version 9")))
+    (leave,) = member.on_frame(Refused(ErrorInfo("bad_frame", "version 9")), 0.0)
 
     assert isinstance(leave, Leave)
     assert isinstance(leave.error, BadFrame)
 
 
 def test_lost_peer_is_forgotten(member):
-    assert member.on_frame(Lost(ROUTE.gateway)) == [Forget(ROUTE.gateway)]
+    assert member.on_frame(Lost(ROUTE.gateway), 0.0) == [Forget(ROUTE.gateway)]
 
 
 def test_progress_and_goodbye_go_to_the_coordinator(member):

@@ -101,7 +101,7 @@ def test_chunks_arrive_in_order_and_the_end_completes_the_request():
     (done,) = control(pair, Done)
     assert (done.stats.chunks_in, done.stats.chunks_out, done.stats.bytes_out) == (1, 2, 130)
     assert pair.stage.stats.done == 1
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
 
 
 # --- credit -------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_streaming_input_gives_credit_when_taken():
     pair.send("r", A, B)
     assert pair.client.is_blocked("r", "prompt")
 
-    pair.from_stage(pair.stage.on_taken("r", "prompt", A))
+    pair.from_stage(pair.stage.on_taken("r", "prompt", A, 0.0))
     pair.settle()
 
     assert not pair.client.is_blocked("r", "prompt")
@@ -284,7 +284,7 @@ def test_cancel_that_overtook_the_open_keeps_the_request_out():
     pair.send("r", A, is_last=True)
 
     assert control(pair, Cancelled) == [Cancelled("r", 0)]
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
     assert engine_effects(pair) == []
 
 
@@ -353,7 +353,7 @@ def test_frames_of_a_former_incarnation_are_dropped():
 
     assert pair.stage.num_stale_frames == 4
     assert control(pair, Failed) == []
-    assert len(pair.stage.live_routes) == 1
+    assert len(pair.stage.running) == 1
 
 
 def test_second_open_of_an_edge_fails_the_request():
@@ -394,7 +394,7 @@ def test_failed_request_that_is_being_freed_is_not_announced_as_live():
     pair.send("r", A)
     pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, Chunk("r", 0, 9, A), 0.0))
 
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
     pair.to_stage(Inquire("r"))
     assert len(control(pair, Failed)) == 2
     assert pair.stage.stats.active == 1
@@ -452,7 +452,7 @@ def acts(pair: ActorPair):
         yield lambda event=event: stage.on_events([event], 0.0)
     yield lambda: stage.on_stepped(0.0)
     yield lambda: stage.on_aborted("r", 0.0)
-    yield lambda: stage.on_taken("r", "prompt", A)
+    yield lambda: stage.on_taken("r", "prompt", A, 0.0)
 
 
 NUM_ACTS = len(list(acts(ActorPair())))

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 _MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
 
+MAX_LATE_HOPS = 25
+"""Mean delays that a submit, its admission and a hello may take together on links that don't stall."""
+
 STEP_TIMEOUT_S = 2.0
 """Scripted steps take hundredths of seconds."""
 
@@ -183,8 +186,34 @@ class CoordinatorProcess(Process):
             num_back = sum(1 for r in queued if entries[r].recover_by is not None)
             if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued + num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
-        if core._recovery._waiting.keys() != {r for r, e in requests.items() if e.state is RequestState.RECOVERING}:
-            raise Violation(f"{list(core._recovery._waiting)} wait for replicas, the table differs")
+        waiting = core._recovery._waiting
+        if waiting != {r: e for r, e in requests.items() if e.state is RequestState.RECOVERING}:
+            raise Violation(f"{list(waiting)} wait for replicas, the table differs")
+        for request, entry in waiting.items():
+            if all(core._membership.replicas(stage) for stage in needed_stages(entry.edges)):
+                raise Violation(f"{request} waits for a replica, and there is one of each stage")
+        self._check_deadlines()
+
+    def _check_deadlines(self) -> None:
+        """Check that a request whose client lives has its time limit from its submit on, whoever took it over.
+
+        Raises:
+            Violation: it has more.
+        """
+        scenario = self.world.scenario
+        if any(fault.kind == "stall" for fault in scenario.faults):
+            return
+        # A submit or a hello that waits for a new coordinator says nothing of how long it waited.
+        held = [fault for fault in scenario.faults if fault.kind == "kill_coordinator" and not fault.loses_frames]
+        late_s = MAX_LATE_HOPS * scenario.delay_s + sum(fault.down_s or 0.0 for fault in held)
+        for request, entry in self.core._requests.items():
+            client = self.world.processes.get(entry.client.actor)
+            if entry.deadline is None or not isinstance(client, GatewayProcess) or client.peer != entry.client:
+                continue
+            is_known = self.core._membership.get(entry.client.sender) is not None and request in client.core._calls
+            due_at = self.world.deadlines.get(origin(request))
+            if is_known and due_at is not None and entry.deadline > max(due_at + late_s, self.world.now):
+                raise Violation(f"{request} may run until {entry.deadline:.3f}, its limit was {due_at:.3f}")
 
     def _check_successor(self, request: RequestId, entry: Request) -> None:
         """Check that a request may run again.
@@ -385,6 +414,9 @@ class GatewayProcess(_MemberProcess):
         super().on_timer(key)
         if self.member.is_coordinator_silent(self.world.now):
             self.carry(self.core.on_coordinator_silent())
+            waiting = [call.name for call in self.core._calls.values() if call.route is None]
+            if waiting or self.core._asked:
+                raise Violation(f"{self.name} waits for a silent coordinator: {waiting}, asked {self.core._asked}")
 
     def _carry_own(self, effect: ClientEffect) -> None:
         self.application.on_effect(effect)

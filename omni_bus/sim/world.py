@@ -49,6 +49,8 @@ class World:
         self.num_adopted = 0
         self.num_rerouted = 0
         self.num_stalled = 0
+        self.deadlines: dict[RequestId, float] = {}
+        """When requests with a time limit must be over, as their applications see it."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False

@@ -17,6 +17,7 @@ import msgspec
 from omni_bus.client import BusClient
 from omni_bus.core.absence import DEGRADED
 from omni_bus.core.member import COORDINATOR
+from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.restart import RestartPolicy
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
@@ -180,6 +181,7 @@ class Supervisor:
                 role="supervisor",
                 on_lost=self._lost,
                 on_introduce=self._tell_all,
+                on_silent=self._end_silent_coordinator,
             )
             for process in self.processes:
                 self._spawn(process)
@@ -408,6 +410,15 @@ class Supervisor:
             is_serving = process.ready_at is not None and not self._is_stopping
             if is_it and is_serving and process.child is not None:
                 self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child, reason)
+
+    def _end_silent_coordinator(self) -> None:
+        """It answers nobody; unless it has only just come, it hangs."""
+        for process in self.processes:
+            if process.name != COORDINATOR or process.child is None or process.ready_at is None:
+                continue
+            patience_s = MISSED_HEARTBEATS * self._deployment.config.heartbeat_s
+            if self._loop.time() - process.ready_at > patience_s:
+                self._end_hung(process, process.child, "it answers no heartbeats")
 
     def _end_hung(self, process: Process, child: Child, reason: str) -> None:
         if child.exit_code is None and not self._is_stopping:

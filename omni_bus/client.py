@@ -219,10 +219,12 @@ class BusClient:
         on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
         self._on_introduce = on_introduce
+        self._on_silent = on_silent
         self._driver = Driver(
             name,
             listen,
@@ -251,6 +253,7 @@ class BusClient:
         on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -263,12 +266,13 @@ class BusClient:
             on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
             on_introduce: called when a coordinator that does not know this client has been told who it is.
+            on_silent: called with each heartbeat while the coordinator has left several unanswered.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -401,8 +405,10 @@ class BusClient:
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self.perform(self._member.on_timer(now))
-        if self._member.is_coordinator_silent(now):
+        if self._member.is_coordinator_silent:
             self.perform(self.core.on_coordinator_silent())
+            if self._on_silent is not None:
+                self._on_silent()
 
     def _perform(self, effect: Any) -> None:
         match effect:

@@ -38,13 +38,17 @@ class Absence(msgspec.Struct):
     phase: str
     reason: str
     since: float
-    back_at: float
-    """Until then it is of no use to ask again."""
+    retry_after_s: float
+    """Before that it is of no use to ask again; counted from `since`, unless it stays away."""
 
     @property
     def words(self) -> str:
         """Who, what and why."""
         return f"{self.actor}: {self.phase}" + (f", {self.reason}" if self.reason else "")
+
+    def wait_s(self, now: float) -> float:
+        """Seconds from now until it may be back."""
+        return self.retry_after_s - (0.0 if self.phase == DEGRADED else now - self.since)
 
 
 class Absences:
@@ -57,7 +61,7 @@ class Absences:
     def leave(self, actor: Actor, reason: str, now: float) -> None:
         """Note that an actor left or was given up."""
         if actor.role == "stage":
-            self._note(Absence(actor.peer.actor, actor.stage, actor.replica, "lost", reason, now, now))
+            self._note(Absence(actor.peer.actor, actor.stage, actor.replica, "lost", reason, now, 0.0))
 
     def take(self, outlook: Outlook, now: float) -> None:
         """Note what a supervisor says."""
@@ -65,8 +69,8 @@ class Absences:
             self._by_name.pop(outlook.actor, None)
             return
         reason = outlook.reason[:MAX_REASON_CHARACTERS]
-        back_at = now + outlook.retry_after_s
-        self._note(Absence(outlook.actor, outlook.stage, outlook.replica, outlook.phase, reason, now, back_at))
+        who = (outlook.actor, outlook.stage, outlook.replica)
+        self._note(Absence(*who, outlook.phase, reason, now, outlook.retry_after_s))
 
     def join(self, actor: Actor) -> None:
         """Forget why it was not here."""
@@ -83,7 +87,7 @@ class Absences:
         words = [f"{actor.peer.actor}: {actor.phase}" for actor in self._membership.present(stage)]
         words += [one.words for one in absent]
         # Replicas that are here and load say nothing of how long that takes.
-        wait_s = min((one.back_at - now for one in absent), default=0.0) if len(words) == len(absent) else 0.0
+        wait_s = min((one.wait_s(now) for one in absent), default=0.0) if len(words) == len(absent) else 0.0
         return Unavailable(
             f"stage '{stage}' has no replica that can serve" + (f" ({'; '.join(words)})" if words else ""),
             stage=stage,

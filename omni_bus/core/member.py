@@ -74,12 +74,12 @@ class Member:
         self._stats = stats
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
-        self._heard_at = 0.0
+        self._num_unanswered = 0
         self._stalled_s = 0.0
 
     def start(self, now: float) -> list[Common]:
         """Say hello; from now on beat."""
-        self._beat_at = self._heard_at = now
+        self._beat_at = now
         return [self._to_coordinator(self._introduction(now)), SetTimer(_BEAT, now + self._heartbeat_s)]
 
     def progress(self, phase: str, fraction: float) -> list[Common]:
@@ -113,15 +113,17 @@ class Member:
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""
         self._beat_at = now
+        self._num_unanswered += 1
         heartbeat = Heartbeat(self.me.endpoint, len(self._live()))
         return [self._to_coordinator(heartbeat), SetTimer(_BEAT, now + self._heartbeat_s)]
 
-    def is_coordinator_silent(self, now: float) -> bool:
-        """Whether so many heartbeats in a row were not answered that nobody should wait for the coordinator.
+    @property
+    def is_coordinator_silent(self) -> bool:
+        """So many heartbeats in a row were not answered that nobody should wait for the coordinator.
 
-        Only for who is no stage: the heartbeats of stages are not answered.
+        They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
         """
-        return now - self._heard_at > MISSED_HEARTBEATS * self._heartbeat_s
+        return self._num_unanswered > MISSED_HEARTBEATS
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost, now: float) -> list[Common]:
         """Answer the coordinator.
@@ -129,7 +131,7 @@ class Member:
         Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, and after a `Lost` its
         `on_peer_lost`, and carries those effects out after these.
         """
-        self._heard_at = now
+        self._num_unanswered = 0
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):
                 if heartbeat_s == self._heartbeat_s:

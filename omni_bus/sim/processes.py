@@ -412,7 +412,7 @@ class GatewayProcess(_MemberProcess):
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""
         super().on_timer(key)
-        if self.member.is_coordinator_silent(self.world.now):
+        if self.member.is_coordinator_silent:
             self.carry(self.core.on_coordinator_silent())
             waiting = [call.name for call in self.core._calls.values() if call.route is None]
             if waiting or self.core._asked:

@@ -241,6 +241,7 @@ async def test_killed_replica_is_noticed_by_those_only_whose_answer_had_begun(up
         resumed = await waiting
         await resumed.read_all()
         resumed.check("waiting", 20)
+        await until_status(client, "requests.live", 0)
         requests = (await client.admin("status"))["requests"]
         assert (requests["rerouted"], requests["failed"], requests["done"]) == (2, 0, 2)
     assert await asyncio.to_thread(deployment.stop) == 0

@@ -123,8 +123,15 @@ class Admission:
 
     # --- coming ---------------------------------------------------------------------------------------------
 
-    def offer(self, submit: Submit, timeout_s: float | None, now: float) -> Offer:
+    def offer(self, submit: Submit, timeout_s: float | None, now: float, *, is_back: bool = False) -> Offer:
         """Take a request, to run or to wait.
+
+        Args:
+            submit: what is asked for, and by whom.
+            timeout_s: how long it may take; None for as long as it needs.
+            now: the time.
+            is_back: it had a place before and lost it through no fault of its own. It goes ahead of others of its
+                priority, and nothing refuses it.
 
         Raises:
             BadInput: the caller may not ask for this priority.
@@ -134,23 +141,15 @@ class Admission:
         """
         account = self._account(submit.key, now)
         newcomer = Applicant(submit.request, submit.key, submit.priority, account.quota.weight, submit.input_bytes)
-        try:
-            self._check_priority(newcomer, account)
-            self._check_rate(newcomer, account, now)
-            may_run = self._has_room and not account.is_held and not self._queue.has_next(self._is_held)
-            pushed_out = None if may_run else self._check_wait(newcomer, account, timeout_s)
-        except OmniBusError as error:
-            account.refused[error.code] += 1
-            raise
-        if account.bucket is not None:
-            account.bucket.take(now)
+        may_run = self._has_room and not account.is_held and not self._queue.has_next(self._is_held)
+        pushed_out = None if is_back else self._check(newcomer, account, timeout_s, now, may_run=may_run)
         if may_run:
             self._run(newcomer.request, newcomer.caller, now)
             return Offer(may_run=True)
         if pushed_out is not None:
             self._accounts[self._queued[pushed_out].caller].refused[Overloaded.code] += 1
             self._unqueue(pushed_out)
-        self._queue.push(newcomer)
+        self._queue.push(newcomer, is_back=is_back)
         self._queued[newcomer.request] = newcomer
         account.queued += 1
         return Offer(may_run=False, pushed_out=pushed_out)
@@ -170,6 +169,21 @@ class Admission:
             is_retry_safe=True,
             retry_after_s=RETRY_AFTER_S,
         )
+
+    def _check(
+        self, newcomer: Applicant, account: _Account, timeout_s: float | None, now: float, *, may_run: bool
+    ) -> RequestId | None:
+        """Refuse a request, or count it against its caller's rate; return who must make room for it."""
+        try:
+            self._check_priority(newcomer, account)
+            self._check_rate(newcomer, account, now)
+            pushed_out = None if may_run else self._check_wait(newcomer, account, timeout_s)
+        except OmniBusError as error:
+            account.refused[error.code] += 1
+            raise
+        if account.bucket is not None:
+            account.bucket.take(now)
+        return pushed_out
 
     def _check_priority(self, newcomer: Applicant, account: _Account) -> None:
         limit = account.quota.max_priority

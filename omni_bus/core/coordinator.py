@@ -291,7 +291,7 @@ class CoordinatorCore:
     def _lose(self, request: RequestId, entry: Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
-            if entry.has_client_left and actor.peer not in entry.pending.values():
+            if entry.has_client_left and all(peer.sender != actor.sender for peer in entry.pending.values()):
                 return []
         if entry.route is None:
             is_concerned = entry.client == actor.peer
@@ -299,7 +299,8 @@ class CoordinatorCore:
         error = error_for_lost(actor, entry.route, entry.pipeline)
         if error is None:
             return []
-        for stage in [stage for stage, peer in entry.pending.items() if peer == actor.peer]:
+        # By name and incarnation: a route that was told by somebody else may have another address of it.
+        for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
             self._release(entry, stage)
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 

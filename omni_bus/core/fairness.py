@@ -15,8 +15,9 @@ Management Schemes for Supporting TCP in Gigabit Routers with Per-flow Queueing"
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from omni_bus.ids import RequestId
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _MAX_FINISHED = 4096
 """Finish tags that a level remembers of flows which don't wait: more than callers with a name."""
+
+_FlowKey: TypeAlias = tuple[int, str, bool]
+"""Priority, caller, whether its requests are back."""
 
 
 class Applicant(NamedTuple):
@@ -38,15 +42,24 @@ class Applicant(NamedTuple):
 
 
 class _Flow:
-    """One caller's waiting requests at one priority, the oldest first."""
+    """One caller's waiting requests at one priority, the oldest first.
 
-    def __init__(self, caller: str, priority: int, weight: float, start: float) -> None:
-        self.caller = caller
-        self.priority = priority
-        self.weight = weight
-        self.start = start
+    Those that are back form a flow of their own, which is ahead of all others and pays nothing.
+    """
+
+    def __init__(self, newcomer: Applicant, start: float, *, is_back: bool) -> None:
+        self.caller = newcomer.caller
+        self.priority = newcomer.priority
+        self.is_back = is_back
+        self.weight = math.inf if is_back else newcomer.weight
+        self.start = -math.inf if is_back else start
         self.waiting: OrderedDict[RequestId, int] = OrderedDict()
         self.num_bytes = 0
+
+    @property
+    def key(self) -> _FlowKey:
+        """What parts it from other flows."""
+        return (self.priority, self.caller, self.is_back)
 
 
 class _Level:
@@ -59,7 +72,7 @@ class _Level:
         """By caller that waits no more, the tag that its next request begins with."""
 
     def remember(self, caller: str, tag: float) -> None:
-        """Keep the tag of a flow that ends, as long as it is ahead of the virtual time."""
+        """Keep the tag of a flow that ends; it counts as long as it is ahead of the virtual time."""
         if len(self.finished) >= _MAX_FINISHED:
             self.finished = {name: ahead for name, ahead in self.finished.items() if ahead > self.time}
         if tag > self.time and len(self.finished) < _MAX_FINISHED:
@@ -108,13 +121,13 @@ class FairQueue:
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
-        self._flows: dict[tuple[int, str], _Flow] = {}
+        self._flows: dict[_FlowKey, _Flow] = {}
         self._flow_of: dict[RequestId, _Flow] = {}
         self._levels: dict[int, _Level] = {}
         self._turns = _Order()
         self._crowds = _Order()
-        self._held: dict[str, dict[int, _Flow]] = {}
-        """Flows of callers that were at their own limit when their turn came, by caller and priority."""
+        self._held: dict[str, dict[_FlowKey, _Flow]] = {}
+        """Flows of callers that were at their own limit when their turn came, by caller."""
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -125,28 +138,33 @@ class FairQueue:
 
     def num_before(self, caller: str, priority: int) -> int:
         """Return how many waiting requests are sure to go before a newcomer: those of its own flow."""
-        flow = self._flows.get((priority, caller))
+        flow = self._flows.get((priority, caller, False))
         return 0 if flow is None else len(flow.waiting)
 
     def fits(self, newcomer: Applicant) -> bool:
         """Whether there is room for one more."""
         return len(self) < self._max_requests and self.num_bytes + newcomer.num_bytes <= self._max_bytes
 
-    def push(self, newcomer: Applicant) -> None:
-        """Let a request wait; `fits` has said that it may."""
-        key = (newcomer.priority, newcomer.caller)
-        flow = self._flows.get(key)
+    def push(self, newcomer: Applicant, *, is_back: bool = False) -> None:
+        """Let a request wait.
+
+        Args:
+            newcomer: `fits` has said that there is room.
+            is_back: it had its turn and lost its place through no fault of its own: it goes ahead of its priority, pays
+                nothing, gives way to nobody, and no limit holds for it.
+        """
+        flow = self._flows.get((newcomer.priority, newcomer.caller, is_back))
         if flow is None:
             level = self._levels.setdefault(newcomer.priority, _Level())
             level.num_flows += 1
-            start = max(level.time, level.finished.pop(newcomer.caller, 0.0))
-            flow = self._flows[key] = _Flow(newcomer.caller, newcomer.priority, newcomer.weight, start)
+            flow = _Flow(newcomer, max(level.time, level.finished.get(newcomer.caller, 0.0)), is_back=is_back)
+            self._flows[flow.key] = flow
             self._turns.put(flow, (-flow.priority, flow.start))
         flow.waiting[newcomer.request] = newcomer.num_bytes
         flow.num_bytes += newcomer.num_bytes
         self.num_bytes += newcomer.num_bytes
         self._flow_of[newcomer.request] = flow
-        self._crowds.put(flow, (flow.priority, -self._share(flow)))
+        self._put_crowd(flow)
 
     def pop(self, is_held: Callable[[str], bool]) -> RequestId | None:
         """Take the request whose turn it is; None if nobody waits but callers that are held by limits of their own."""
@@ -154,7 +172,8 @@ class FairQueue:
         if flow is None:
             return None
         request = next(iter(flow.waiting))
-        self._levels[flow.priority].time = flow.start
+        level = self._levels[flow.priority]
+        level.time = max(level.time, flow.start)
         flow.start += 1.0 / flow.weight
         self._turns.put(flow, (-flow.priority, flow.start))
         self.discard(request)
@@ -167,13 +186,14 @@ class FairQueue:
     def _first(self, is_held: Callable[[str], bool]) -> _Flow | None:
         while (flow := self._turns.first()) is not None and is_held(flow.caller):
             self._turns.drop(flow)
-            self._held.setdefault(flow.caller, {})[flow.priority] = flow
+            self._held.setdefault(flow.caller, {})[flow.key] = flow
         return flow
 
     def release(self, caller: str) -> None:
         """Let a caller compete again that is below its own limit; the time it was held counts as idle."""
         for flow in self._held.pop(caller, {}).values():
-            flow.start = max(flow.start, self._levels[flow.priority].time)
+            if not flow.is_back:
+                flow.start = max(flow.start, self._levels[flow.priority].time)
             self._turns.put(flow, (-flow.priority, flow.start))
 
     def discard(self, request: RequestId) -> bool:
@@ -185,19 +205,23 @@ class FairQueue:
         flow.num_bytes -= num_bytes
         self.num_bytes -= num_bytes
         if flow.waiting:
-            self._crowds.put(flow, (flow.priority, -self._share(flow)))
+            self._put_crowd(flow)
         else:
             self._end(flow)
         return True
 
+    def _put_crowd(self, flow: _Flow) -> None:
+        if not flow.is_back:
+            self._crowds.put(flow, (flow.priority, -self._share(flow)))
+
     def _end(self, flow: _Flow) -> None:
         """Nothing of a flow waits any more."""
-        del self._flows[flow.priority, flow.caller]
+        del self._flows[flow.key]
         self._turns.drop(flow)
         self._crowds.drop(flow)
         held = self._held.get(flow.caller)
         if held is not None:
-            held.pop(flow.priority, None)
+            held.pop(flow.key, None)
             if not held:
                 del self._held[flow.caller]
         level = self._levels[flow.priority]
@@ -226,7 +250,7 @@ class FairQueue:
         return self._share_of(len(flow.waiting), flow.num_bytes, flow.weight)
 
     def _share_with(self, newcomer: Applicant) -> float:
-        flow = self._flows.get((newcomer.priority, newcomer.caller))
+        flow = self._flows.get((newcomer.priority, newcomer.caller, False))
         num_waiting, num_bytes = (0, 0) if flow is None else (len(flow.waiting), flow.num_bytes)
         return self._share_of(num_waiting + 1, num_bytes + newcomer.num_bytes, newcomer.weight)
 

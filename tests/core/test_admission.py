@@ -113,6 +113,20 @@ def test_adopted_requests_count_whatever_the_limit():
     assert door.leave("y") == ["a"]
 
 
+def test_request_that_is_back_is_refused_by_nothing_and_goes_first():
+    """It lost its place to a dead replica, and its predecessor still holds that when it comes."""
+    door = Door(1, 1, quotas={"x": Quota(max_in_flight=1, max_queued=0, requests_per_minute=1, burst=1)})
+    door.runs("x", key="x")
+    door.runs("y", key="y")
+
+    back = door.admission.offer(Submit("x.2", "p", (), key="x", input_bytes=5000), 0.001, door.now, is_back=True)
+
+    assert back == (False, None)
+    assert door.admission.counts.queued == 2
+    assert door.leave("x") == ["x.2"]
+    assert door.leave("x.2") == ["y"]
+
+
 def test_giving_up_over_and_over_holds_no_memory():
     door = Door(1, 5)
     door.offer("running")
@@ -170,7 +184,9 @@ def test_callers_own_queue_limit_is_its_fault():
     door = Door(4, 5, quotas={"x": Quota(max_in_flight=1, max_queued=1), "y": Quota(max_queued=0)})
     door.runs("x1", "x2", key="x")
 
-    with pytest.raises(QuotaExceeded, match=r"1 requests run \(max_in_flight 1\) and 1 wait \(max_queued 1\)") as caught:
+    with pytest.raises(
+        QuotaExceeded, match=r"1 requests run \(max_in_flight 1\) and 1 wait \(max_queued 1\)"
+    ) as caught:
         door.offer("x3", key="x")
     assert caught.value.is_retry_safe
     assert caught.value.retry_after_s > 0

@@ -120,6 +120,29 @@ def test_newcomer_of_a_held_caller_is_held_too():
     assert all_of(queue) == ["x2"]
 
 
+def test_who_is_back_goes_ahead_of_its_priority_and_pays_nothing():
+    queue = queue_of("x1", "y1", "x2", "y2", "x3", "y3")
+    assert [queue.pop(NOBODY.__contains__) for _ in range(2)] == ["x1", "y1"]
+    queue.push(Applicant("z", "z", priority=1))
+    for request in ("y1", "x1", "x0"):
+        queue.push(Applicant(request, request[0]), is_back=True)
+
+    assert all_of(queue) == ["z", "y1", "x1", "x0", "x2", "y2", "x3", "y3"]
+
+
+def test_who_is_back_waits_for_its_callers_own_limit_and_gives_way_to_nobody():
+    queue = queue_of("y1", max_requests=2)
+    for request in ("x1", "x2"):
+        queue.push(Applicant(request, "x"), is_back=True)
+
+    assert queue.outsider(Applicant("y2", "y")) is None
+    assert queue.outsider(Applicant("z1", "z", priority=1)) == "y1"
+    assert all_of(queue, frozenset("x")) == ["y1"]
+    queue.release("x")
+    assert all_of(queue) == ["x1", "x2"]
+    assert not queue._levels
+
+
 # --- room ---------------------------------------------------------------------------------------------------
 
 
@@ -198,8 +221,9 @@ def test_queue_that_empties_holds_nothing():
 
     for request in list(queue._flow_of):
         queue.discard(request)
-    assert not (queue._flows or queue._flow_of or queue._levels or queue._held or queue.num_bytes)
-    assert not (queue._turns._tickets or queue._crowds._tickets)
+    tables = (queue._flows, queue._flow_of, queue._levels, queue._held, queue._turns._tickets, queue._crowds._tickets)
+    assert [len(table) for table in tables] == [0] * len(tables)
+    assert queue.num_bytes == 0
     assert len(queue._turns._heap) < 50
     assert len(queue._crowds._heap) < 50
 
@@ -222,7 +246,7 @@ def test_finish_tags_of_many_callers_stay_bounded():
     num_turns=st.integers(1, 200),
 )
 def test_shares_follow_the_weights_within_one_request_each(weights, num_turns):
-    """Goyal, Vin, Cheng, theorem 1: between two callers that both wait, service by weight differs by one request each."""
+    """Goyal, Vin, Cheng, theorem 1: service by weight of two callers that both wait differs by one request of each."""
     queue = FairQueue(10_000, 0)
     for caller, weight in weights.items():
         for i in range(num_turns):
@@ -274,6 +298,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.queue = FairQueue(6, 100)
         self.waiting: list[Applicant] = []
+        self.back: list[Applicant] = []
         self.held: set[str] = set()
         self.number = 0
 
@@ -288,14 +313,24 @@ class Machine(RuleBasedStateMachine):
             if outsider is None:
                 return
             (victim,) = [one for one in self.waiting if one.request == outsider]
-            assert victim.priority == min(one.priority for one in self.waiting)
-            assert victim == [one for one in self.waiting if one[1:3] == victim[1:3]][-1], "not its flow's newest"
+            here = [one for one in self.waiting if one not in self.back]
+            assert victim.priority == min(one.priority for one in here)
+            assert victim == [one for one in here if one[1:3] == victim[1:3]][-1], "not its flow's newest"
             assert newcomer.priority > victim.priority or newcomer.caller != victim.caller
             self.queue.discard(outsider)
             self.waiting.remove(victim)
-            assert self.queue.fits(newcomer)
+            assert self.queue.fits(newcomer) or self.back
         self.queue.push(newcomer)
         self.waiting.append(newcomer)
+
+    @rule(caller=st.sampled_from("abc"), priority=st.integers(-1, 1))
+    def come_back(self, caller, priority):
+        """Whoever is back is the oldest of its flow; limits are not asked."""
+        self.number += 1
+        one = Applicant(f"{caller}{self.number}", caller, priority, WEIGHTS[caller], 1)
+        self.queue.push(one, is_back=True)
+        self.back.append(one)
+        self.waiting.append(one)
 
     @rule(data=st.data())
     @precondition(lambda self: self.waiting)
@@ -313,7 +348,10 @@ class Machine(RuleBasedStateMachine):
             return
         (popped,) = [one for one in free if one.request == request]
         assert popped.priority == max(one.priority for one in free)
-        assert popped == [one for one in free if one[1:3] == popped[1:3]][0], "not its flow's oldest"
+        back = [one for one in free if one in self.back and one.priority == popped.priority]
+        assert not back or popped in back
+        here = back or free
+        assert popped == next(one for one in here if one[1:3] == popped[1:3]), "not its flow's oldest"
         self.waiting.remove(popped)
 
     @rule(caller=st.sampled_from("abc"))
@@ -331,14 +369,14 @@ class Machine(RuleBasedStateMachine):
         assert self.queue.num_bytes == sum(one.num_bytes for one in self.waiting)
         assert all(one.request in self.queue for one in self.waiting)
         assert {level: found.num_flows for level, found in self.queue._levels.items()} == Counter(
-            priority for priority, _ in {(one.priority, one.caller) for one in self.waiting}
+            priority for priority, _, _ in {(one.priority, one.caller, one in self.back) for one in self.waiting}
         )
 
     @invariant()
     def no_tag_is_behind_its_time(self):
         for flow in self.queue._flows.values():
-            held = self.queue._held.get(flow.caller, {})
-            assert flow.priority in held or flow.start >= self.queue._levels[flow.priority].time
+            is_held = flow.key in self.queue._held.get(flow.caller, {})
+            assert flow.is_back or is_held or flow.start >= self.queue._levels[flow.priority].time
 
 
 TestFairQueue = Machine.TestCase

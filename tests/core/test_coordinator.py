@@ -568,6 +568,7 @@ def test_stage_under_another_address_is_lost_like_any_other(order):
     elsewhere = Peer(LLM.actor, LLM.incarnation, "elsewhere")
     for peer in order:
         deployment.join(peer, live=(route(llm=elsewhere),) if peer == GATEWAY else ())
+    del deployment.timers["adopted", "r"]  # who takes part had the time to say hello
     deployment.take(deployment.core.on_timer(("adopted", "r"), PATIENCE_S))
     deployment.frame(GATEWAY, Goodbye())
     deployment.frame(LLM, Goodbye())

@@ -12,6 +12,7 @@ import omni_bus
 from gateways import openai_chat
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.load import load
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
 from omni_bus.media.encode import EncodingPool
@@ -60,6 +61,7 @@ class OpenAIGateway(HttpGateway):
 
     def close(self) -> None:
         """End the encoding threads."""
+        super().close()
         self._pool.close()
 
     async def _report(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ class OpenAIGateway(HttpGateway):
 
     async def _get_health(self, request: web.Request) -> web.Response:
         document = await self._report()
+        document |= await load(self.client, self.pipelines, self.caller_of(request))
         return json_response(document, status=200 if document["ready"] else 503)
 
     async def _ping(self, request: web.Request) -> web.Response:

@@ -111,7 +111,9 @@ def test_good_deployment_is_printed_with_origins(capsys: pytest.CaptureFixture[s
     assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [(), ("--json",), ("--explain", "callers.gold"), ("--explain", "callers", "--json")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--json",), ("--explain", "callers.gold"), ("--explain", "callers", "--json")]
+)
 def test_callers_are_printed_without_their_keys(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     Path("d.toml").write_text(f'{_text()}[callers.gold]\nkeys = ["hush"]\nkey_file = "gold.keys"\nweight = 4\n')
 

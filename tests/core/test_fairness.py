@@ -28,6 +28,12 @@ def all_of(queue: FairQueue, held=NOBODY) -> list[str]:
     return order
 
 
+def turns_of(queue: FairQueue, num_turns: int) -> list[str]:
+    """The callers that have the next turns."""
+    found = [queue.pop(NOBODY.__contains__) for _ in range(num_turns)]
+    return [request[0] for request in found if request is not None]
+
+
 # --- order --------------------------------------------------------------------------------------------------
 
 
@@ -42,8 +48,7 @@ def test_equal_callers_take_turns_however_many_one_has():
 def test_weights_are_the_shares_of_turns():
     queue = queue_of(*(f"{caller}{i}" for caller in "abc" for i in range(70)))
 
-    turns = Counter(request[0] for request in [queue.pop(NOBODY.__contains__) for _ in range(70)])
-    assert turns == {"a": 10, "b": 20, "c": 40}
+    assert Counter(turns_of(queue, 70)) == {"a": 10, "b": 20, "c": 40}
 
 
 def test_higher_priority_goes_first_whoever_asks():
@@ -62,8 +67,7 @@ def test_idle_caller_gains_no_credit():
     for i in range(10):
         queue.push(Applicant(f"y{i}", "y"))
 
-    turns = [request[0] for request in [queue.pop(NOBODY.__contains__) for _ in range(10)]]
-    assert Counter(turns) == {"x": 5, "y": 5}, "fifty turns missed are not made up for"
+    assert Counter(turns_of(queue, 10)) == {"x": 5, "y": 5}, "fifty turns missed are not made up for"
 
 
 def test_who_comes_one_by_one_pays_for_what_it_had():

@@ -72,7 +72,7 @@ def test_no_source_means_no_guard() -> None:
 def test_key_of_two_callers_is_refused() -> None:
     callers = {"gold": CallerConfig(keys=("g", "same")), "free": CallerConfig(keys=("same",))}
 
-    with pytest.raises(BadInput, match="callers.free.key: one of its keys is another caller's too") as caught:
+    with pytest.raises(BadInput, match=r"callers\.free\.key: one of its keys is another caller's too") as caught:
         KeyRing(sources_of(NOBODY, callers))
     assert "same" not in caught.value.message
 

@@ -10,7 +10,7 @@ import pytest
 from omni_bus.runtime.watch import MAX_LINKS, FileWatch, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
@@ -34,7 +34,7 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(tmp_path: Path) -> Iterator[Watched]:
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     file = tmp_path / "file"
     file.write_text("first")
     found = Watched(file)

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateways import websockets
 from gateways.keys import KeyRing, KeySource, sources_of
 from gateways.problems import Problem, to_problem
-from omni_bus.errors import BadInput, OmniBusError, Unavailable
+from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
 from omni_bus.runtime.watch import FileWatch
 
@@ -240,8 +240,11 @@ def is_open(request: web.Request) -> bool:
 
 
 def log_failure(problem: Problem, error: Exception, request_id: str) -> None:
-    """Log a failure that is ours; with a traceback where it was not foreseen, and without what the client was told."""
-    if problem.status >= 500:
+    """Log a failure that is ours; with a traceback where it was not foreseen, and without what the client was told.
+
+    To refuse for want of capacity or time is no failure, and the request's own line tells of it.
+    """
+    if problem.status >= 500 and not isinstance(error, Refused | DeadlineExceeded):
         unforeseen = None if isinstance(error, OmniBusError) else error
         fields = {"id": request_id, "status": problem.status, "kind": type(error).__name__}
         logger.error("request failed", exc_info=unforeseen, extra={"fields": fields})

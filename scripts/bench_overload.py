@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Far more requests than a deployment can serve: how fast the rest is refused, who gets in, and what it costs in memory.
+"""Far more requests than a deployment can serve: how fast the rest is refused, who gets in, what it costs in memory.
 
 A synthetic engine that keeps a core busy serves four chat completions at a time, and sixteen may wait. Requests come at
 a steady rate on connections of their own (an open loop: a slow answer delays nobody else), each timed from the moment

@@ -223,8 +223,8 @@ class Admission:
         run = "" if limits.max_in_flight is None else f" (max_in_flight {limits.max_in_flight})"
         wait = "" if limits.max_queued is None else f" (max_queued {limits.max_queued})"
         return QuotaExceeded(
-            f"caller '{caller}' is at its limit for pipeline '{self._pipeline.name}': {account.in_flight} requests "
-            f"run{run} and {account.queued} wait{wait}",
+            f"pipeline '{self._pipeline.name}' can't run one more of caller '{caller}' now, and it is at its limit: "
+            f"{account.in_flight} of its requests run{run} and {account.queued} wait{wait}",
             is_retry_safe=True,
             retry_after_s=RETRY_AFTER_S,
         )

@@ -185,7 +185,7 @@ def test_callers_own_queue_limit_is_its_fault():
     door.runs("x1", "x2", key="x")
 
     with pytest.raises(
-        QuotaExceeded, match=r"1 requests run \(max_in_flight 1\) and 1 wait \(max_queued 1\)"
+        QuotaExceeded, match=r"1 of its requests run \(max_in_flight 1\) and 1 wait \(max_queued 1\)"
     ) as caught:
         door.offer("x3", key="x")
     assert caught.value.is_retry_safe

@@ -321,7 +321,7 @@ async def test_callers_own_limit_is_429_and_the_pipelines_503() -> None:
             async with session.post(CHAT, json=body(), headers=as_caller("small")) as response:
                 document = await response.json()
                 assert (response.status, document["error"]["type"]) == (429, "RateLimitError")
-                assert "caller 'small' is at its limit" in document["error"]["message"]
+                assert "can't run one more of caller 'small'" in document["error"]["message"]
                 assert int(response.headers["Retry-After"]) >= 1
             async with session.post(CHAT, json=endless, headers=as_caller("other")) as second:
                 await second.content.readline()

@@ -232,7 +232,7 @@ async def test_quota_and_capacity_are_told_apart_on_open_sockets() -> None:
         _, message = await ask("small")
         assert message.type is WSMsgType.TEXT
         refused, message = await ask("small")
-        assert (message.data, "caller 'small' is at its limit" in str(message.extra)) == (1008, True)
+        assert (message.data, "can't run one more of caller 'small'" in str(message.extra)) == (1008, True)
         await refused.close()
         running_one, message = await ask("gold")
         assert message.type is WSMsgType.TEXT

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
+    from omni_bus.wire.payloads import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -325,6 +326,17 @@ class BusClient:
             return await future
         finally:
             del self._calls[call]
+
+    def allocate(self, num_bytes: int) -> Blob:
+        """Return writable memory for an input of so many bytes, from any thread.
+
+        A large payload made in it reaches stages of the same host without a copy: write it, send it with this `Blob`,
+        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or not.
+
+        Raises:
+            ValueError: `num_bytes` is negative.
+        """
+        return self._driver.allocate(num_bytes)
 
     def tell_lost(self, peer: Peer) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""

@@ -411,7 +411,8 @@ class StreamingHost:
                 raise broken
         except asyncio.CancelledError:
             if run.is_aborted:
-                raise
+                # Not raised: the task would keep the traceback, and that the last payload, until a garbage collection.
+                return
             # Something within the engine was cancelled, not this request: it ends, and says so.
             end = Failure(request, StageFailed(f"stage '{self._stage}' failed: it was cancelled", stage=self._stage))
         except _RAISED as error:  # whatever an engine raises ends its request alone

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+
 class ArenaLimits(NamedTuple):
     """Bytes that one actor may lend at a time (0: no shared memory), and the length from which blobs are lent.
 

@@ -244,6 +244,13 @@ async def test_memory_is_given_out_on_the_engines_thread(bus: Bus) -> None:
     assert bus.arena("image").used_bytes == 0, "never sent, and given back"
 
 
+async def test_stage_lends_as_much_device_memory_as_its_deployment_says() -> None:
+    async with connected("cuda_bytes = 8192\n" + TOML) as bus:
+        link = bus.deployment.stages["video.0"]._driver._link
+
+        assert link._cuda._data_bytes == 8192
+
+
 async def test_client_sends_what_it_made_in_place(bus: Bus) -> None:
     blob = bus.client.allocate(200_000)
     assert bus.client._driver._link.statistics().arena.slots == 1  # type: ignore[union-attr]

@@ -338,7 +338,8 @@ class BusClient:
         """Return writable memory for an input of so many bytes, from any thread.
 
         A large payload made in it reaches stages of the same host without a copy: write it, send it with this `Blob`,
-        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or not.
+        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or
+        not.
 
         Raises:
             ValueError: `num_bytes` is negative.

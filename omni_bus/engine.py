@@ -46,10 +46,10 @@ class Context(msgspec.Struct, frozen=True):
     allocate: Allocate = ordinary_memory
     """Returns writable memory for a payload of so many bytes, from any thread.
 
-    Large payloads that are made in it reach stages and clients of the same host without a copy. Write `Blob.view`, or an
-    array over all of it, then emit the payload with that `Blob`; to several ports if need be. From then on nobody may
-    write there: readers see the same memory. What the memory holds at first is undefined. It is taken back when no view
-    of it is left, sent or not, so an engine has nothing to give back when a request is cancelled.
+    Large payloads that are made in it reach stages and clients of the same host without a copy. Write `Blob.view`, or
+    an array over all of it, then emit the payload with that `Blob`; to several ports if need be. From then on nobody
+    may write there: readers see the same memory. What the memory holds at first is undefined. It is taken back when no
+    view of it is left, sent or not, so an engine has nothing to give back when a request is cancelled.
     """
 
 

@@ -94,8 +94,8 @@ class Link:
     def allocate(self, num_bytes: int) -> Blob:
         """Return writable memory for a payload; from any thread.
 
-        From the arena's threshold on, and while the arena has room, it is shared: sent to peers on this host, it travels
-        without a copy (`Arena.allocate`). Otherwise it is ordinary memory, which can be sent as well.
+        From the arena's threshold on, and while the arena has room, it is shared: sent to peers on this host, it
+        travels without a copy (`Arena.allocate`). Otherwise it is ordinary memory, which can be sent as well.
 
         Raises:
             ValueError: `num_bytes` is negative.

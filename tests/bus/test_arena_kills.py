@@ -26,8 +26,8 @@ NUM_KILLS = 24
 LARGE = 300_000
 LIMITS = ArenaLimits(16 << 20, 64 << 10)
 
-# Sends a chunk for each `Ping`, filled with its nonce, every other one made in place; answers each chunk with a `Pong` of its first byte and keeps the
-# last three.
+# Sends a chunk for each `Ping`, filled with its nonce, every other one made in place; answers each chunk with a `Pong`
+# of its first byte and keeps the last three.
 CHILD = """
 import asyncio, collections, sys
 from omni_bus.bus.arena import ArenaLimits

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import uvloop
 
 import measured
+from omni_bus.client import Item
 from omni_bus.core.effects import Send
 from omni_bus.ids import Peer
 from omni_bus.runtime.driver import Driver
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from multiprocessing.connection import Connection
 
+    from omni_bus.client import Request
     from omni_bus.ids import Sender
     from omni_bus.wire.frames import AnyFrame
 
@@ -132,6 +134,42 @@ def receive(pipe: Connection) -> Any:
     return pipe.recv()
 
 
+# --- ours, as a client does it --------------------------------------------------------------------------------
+
+RELAY = """
+heartbeat_s = 600  # other ways block this process for seconds
+
+[stages.relay]
+adapter = "stamped:Relay"
+
+[pipelines.relay]
+edges = ["in.text -> relay.text", "relay.text -> out.text"]
+"""
+
+
+class RequestCaller:
+    """A `BusClient` with one request open to a stage of a running deployment: a piece of input, and what came of it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls) -> AsyncIterator[Self]:
+        """Start a deployment and open a request."""
+        with measured.Deployment(RELAY) as deployment:
+            async with await deployment.client() as client, await client.submit("relay") as request:
+                yield cls(request)
+
+    async def call(self, text: str) -> str:
+        """Send a piece and await the item; the engine, flow control and both cores take part."""
+        await self._request.send("text", Text(text))
+        item = await anext(self._request)
+        assert isinstance(item, Item)
+        assert isinstance(item.payload, Text)
+        return item.payload.text
+
+
 # --- a bare pipe ----------------------------------------------------------------------------------------------
 
 
@@ -226,7 +264,7 @@ class XoscarCaller:
         return await self._ref.echo(text)
 
 
-WAYS = {"ours": OurCaller, "pipe": PipeCaller, "ray": RayCaller, "xoscar": XoscarCaller}
+WAYS = {"ours": OurCaller, "ours, a stage": RequestCaller, "pipe": PipeCaller, "ray": RayCaller, "xoscar": XoscarCaller}
 
 
 async def measure(caller: Caller, seconds: float) -> list[float]:

@@ -81,7 +81,7 @@ class Arena:
     No reader may hold more than half of it, so one that never lets go costs the others nothing; it gets its blobs
     as message parts until it gives something back. Generations count up and are never used twice.
 
-    `allocate` may be called in any thread: an engine makes its outputs on its own. One lock guards the books (0.1 us
+    `allocate` may be called in any thread: an engine makes its outputs on its own. One lock guards the books (0.15 us
     where nobody waits for it); nothing waits or runs foreign code while it is held. All else is for the loop's thread.
 
     Args:

@@ -321,7 +321,7 @@ def main() -> None:
     for way in [way for way in p50 if way != "ours"]:
         of_rounds = measured.median(theirs / ours for theirs, ours in zip(p50[way], p50["ours"], strict=True))
         aim = {"ray": "aim: at least 5", "xoscar": "aim: at least 2"}.get(way, "")
-        measured.ratio(f"call latency, {way} / ours", of_rounds, aim)
+        measured.ratio(f"call latency, {way} / ours", of_rounds, aim, key=f"call_{way}")
     for way, reason in missing.items():
         print(f"  {way}: {reason}")
     measured.write_json(args.json, {"p50_us": p50, "p99_us": p99, "missing": missing})

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -249,10 +248,9 @@ class XoscarCaller:
     async def open(cls) -> AsyncIterator[Self]:
         """Start a pool with one sub-process."""
         import xoscar  # pyright: ignore[reportMissingImports]
-        from xoscar_echo import Echo
+        from xoscar_actors import Echo, share_path
 
-        # Its processes import the actor by name, and start without this one's path.
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        share_path()
         pool = await xoscar.create_actor_pool("127.0.0.1:0", n_process=1)
         async with pool:
             strategy = xoscar.allocate_strategy.ProcessIndex(1)

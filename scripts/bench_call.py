@@ -248,6 +248,7 @@ class XoscarCaller:
     async def open(cls) -> AsyncIterator[Self]:
         """Start a pool with one sub-process."""
         import xoscar  # pyright: ignore[reportMissingImports]
+
         from xoscar_actors import Echo, share_path
 
         share_path()

@@ -397,6 +397,7 @@ class Xoscar(Way):
     async def open(self) -> None:
         """Make the pool and the actor."""
         import xoscar  # pyright: ignore[reportMissingImports]
+
         import xoscar_actors
 
         xoscar_actors.share_path()

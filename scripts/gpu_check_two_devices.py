@@ -2,8 +2,8 @@
 # A check of what lies on devices needs torch anyway.
 """Device tensors between real processes on two GPUs of one host: are they right, is nothing leaked, how fast is it.
 
-Needs two NVIDIA GPUs and torch with CUDA; with one it says so and ends. Senders on either device; readers on either, and
-one that sees only the second device, to which tensors of the first must go through the host. Otherwise as
+Needs two NVIDIA GPUs and torch with CUDA; with one it says so and ends. Senders on either device; readers on either,
+and one that sees only the second device, to which tensors of the first must go through the host. Otherwise as
 `gpu_check_cuda_ipc`, which runs this at its end.
 
     PYTHONPATH=. python3 scripts/gpu_check_two_devices.py [--repeats 60]

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import zmq
 
@@ -114,7 +114,8 @@ class Inbox:
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
         self._recv = self._socket.recv
-        self._get: Callable[[int], int] = super(zmq.Socket, self._socket).get  # pyzmq's own goes through an enum
+        # pyzmq's own goes through an enum
+        self._get = cast("Callable[[int], int]", super(zmq.Socket, self._socket).get)
         self._is_open = True
         self._descriptor = descriptor_of(self._socket)
         self._loop.add_reader(self._descriptor, self._on_readable)

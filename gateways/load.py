@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.errors import Unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Container
 
@@ -25,7 +27,7 @@ async def load(client: BusClient, pipelines: Container[str], caller: str | None)
     try:
         async with asyncio.timeout(ANSWER_S):
             status = await client.admin("status")
-    except TimeoutError:
+    except (TimeoutError, Unavailable):
         return {}
     rows = [row for row in status["callers"] if row["caller"] == caller and row["pipeline"] in pipelines]
     own = {row["pipeline"]: {key: row[key] for key in ("in_flight", "queued", "refused")} for row in rows}

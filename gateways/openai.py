@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -68,9 +69,9 @@ class OpenAIGateway(HttpGateway):
         return report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        document = await self._report()
-        document |= await load(self.client, self.pipelines, self.caller_of(request))
-        return json_response(document, status=200 if document["ready"] else 503)
+        asked = load(self.client, self.pipelines, self.caller_of(request))
+        document, found = await asyncio.gather(self._report(), asked)
+        return json_response(document | found, status=200 if document["ready"] else 503)
 
     async def _ping(self, request: web.Request) -> web.Response:
         if request.method not in ("GET", "HEAD", "POST"):

@@ -164,7 +164,7 @@ class Http:
         return status
 
     async def _connect(self) -> Connection:
-        host, port = self._address.hostname, self._address.port
+        host, port = self._address.hostname or "", self._address.port or 0
         _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
         return connection
 

@@ -120,7 +120,7 @@ class Adoption:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
         request = route.request
         entry = Request(
-            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, trace=route.trace),
+            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
             client=route.gateway,
             pipeline=self._pipelines[route.pipeline],
             edges=route.edges,
@@ -132,7 +132,7 @@ class Adoption:
             is_adopted=True,
         )
         self._requests[request] = entry
-        self._admission[route.pipeline].adopt(request)
+        self._admission[route.pipeline].adopt(request, route.key, now)
         for peer in route.stages.values():
             self._bindings.rebind(peer.sender)
         effects: list[Common] = [

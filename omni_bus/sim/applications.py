@@ -106,7 +106,15 @@ class Application:
         self._begun.add(plan.id)
         run = self._runs[request] = _Run(plan)
         params = {"llm": {"is_bad": plan.has_bad_params}}
-        submit = Submit(request, plan.pipeline, plan.outputs, plan.priority, plan.timeout_s)
+        submit = Submit(
+            request,
+            plan.pipeline,
+            plan.outputs,
+            plan.priority,
+            plan.timeout_s,
+            key=plan.key,
+            input_bytes=plan.input_bytes,
+        )
         if plan.timeout_s is not None:
             self._world.deadlines[request] = self._world.now + plan.timeout_s
         self._process.carry(self._process.core.submit(submit, params))

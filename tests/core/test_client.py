@@ -206,7 +206,8 @@ def test_admission_that_nobody_waits_for_is_given_back(core):
 
 def test_cancel_is_repeated_until_answered(running):
     running.cancel("r", "gone")
-    assert [each.route for each in running.running] == [ROUTE], "a new coordinator learns of it, so that it can cancel it"
+    # A new coordinator learns of it, so that it can cancel it.
+    assert [each.route for each in running.running] == [ROUTE]
 
     assert running.on_coordinator_changed() == [Send(COORDINATOR, Cancel("r", "again"))]
     running.on_frame(COORDINATOR.sender, Cancelled("r", 1), 0.0)

@@ -27,7 +27,8 @@ ROUTE = Route("r", "p", Peer("gateway", 1, "g"), {"llm": ME}, ())
 
 @pytest.fixture
 def member() -> Member:
-    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: (Running(ROUTE, 4.0),), stats=lambda: StageStats(active=2))
+    running = (Running(ROUTE, 4.0),)
+    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: running, stats=lambda: StageStats(active=2))
 
 
 def test_start_says_hello_and_beats(member):

@@ -267,12 +267,12 @@ async def test_request_waits_for_the_only_replica_to_come_back(up) -> None:
     assert await asyncio.to_thread(deployment.stop) == 0
 
 
-@pytest.mark.parametrize("busy", [False, True])
-async def test_stuck_engine_is_found_told_and_replaced(up, busy: bool) -> None:
+@pytest.mark.parametrize("how", [{"busy": False}, {"busy": True}], ids=["waits", "spins"])
+async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, bool]) -> None:
     llm = "step_timeout_s = 1\nmax_num_seqs = 1\nmax_resident = 1"
     deployment = up(TOML.format(more="", llm=llm, text=""), *QUIET)
     async with session_of(deployment) as session:
-        stuck = await opened(session, body("stuck", tokens=20, hang_at_step=2, busy=busy))
+        stuck = await opened(session, body("stuck", tokens=20, hang_at_step=2, **how))
         waiting = asyncio.create_task(opened(session, body("waiting", tokens=5)))
 
         report = await until_unhealthy(session, "its engine has made no progress for 1 s")

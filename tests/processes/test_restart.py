@@ -129,7 +129,7 @@ async def test_killed_coordinator_interrupts_no_stream(up) -> None:
         await deployment.told("process", process="coordinator", phase="backing off")
         lost = asyncio.create_task(ask(client, tokens=3))
 
-        with pytest.raises(Unavailable, match="the coordinator (was lost before it answered|does not answer)"):
+        with pytest.raises(Unavailable, match=r"the coordinator (was lost before it answered|does not answer)"):
             await lost
         assert isinstance(await last_of(running), End)
         await deployment.told("actor ready", name="llm.0")

@@ -50,6 +50,8 @@ class Watchdog:
             is_idle: it holds nothing that it could come to owe something for.
         """
         self._is_watching = False
+        if self._has_told:
+            return []
         if owing_since is None:
             return [] if is_idle else self.watch(now)
         if now < owing_since + self._limit_s:

@@ -11,6 +11,7 @@ from omni_bus.wire.frames import (
     Hello,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
@@ -18,6 +19,7 @@ from omni_bus.wire.frames import (
     Refused,
     Route,
     StageStats,
+    Stalled,
     Welcome,
 )
 
@@ -59,6 +61,43 @@ def test_introduce_is_answered_with_what_is_true_now(member):
     (answer,) = member.on_frame(Introduce(), 0.0)
 
     assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,))
+
+
+def test_stalled_actor_says_so_and_never_hello_again(member):
+    stalled = Send(COORDINATOR, Stalled(ME, "llm", 0, 61.5))
+    member.start(0.0)
+    member.ready()
+
+    assert member.stalled(61.5, 5.0) == [stalled]
+    assert member.on_frame(Introduce(), 6.0) == [stalled]
+    assert not member.is_ready
+
+
+def test_coordinator_is_silent_after_six_unanswered_beats(member):
+    member.start(0.0)
+    for beat in range(1, 6):
+        member.on_timer(float(beat))
+    assert not member.is_coordinator_silent
+
+    member.on_timer(6.0)
+    assert member.is_coordinator_silent
+
+    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 6.5)
+    assert not member.is_coordinator_silent
+
+
+def test_actor_that_was_held_up_does_not_blame_the_coordinator(member):
+    member.start(0.0)
+    member.on_timer(1.0)
+    member.on_timer(500.0)
+
+    assert not member.is_coordinator_silent
+
+
+def test_outlook_goes_to_the_coordinator(member):
+    outlook = Outlook("llm.1", "llm", 1, "degraded", "exit code 70", 60.0)
+
+    assert member.outlook(outlook) == [Send(COORDINATOR, outlook)]
 
 
 def test_ping_is_answered_with_stats(member):

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from omni_bus.core.restart import FIRST_DELAY_S, MAX_DELAY_S, WINDOW_S, RestartPolicy
+from omni_bus.core.restart import FIRST_DELAY_S, MAX_DELAY_S, SECOND_DELAY_S, WINDOW_S, RestartPolicy
 
 
-def test_delay_doubles_up_to_its_limit() -> None:
+def test_first_restart_comes_soon_and_then_the_delay_doubles_up_to_its_limit() -> None:
     policy = RestartPolicy(max_restarts=10)
 
     delays = [policy.on_death(float(i), jitter=0.5) for i in range(10)]
 
-    assert delays[:4] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S, 8 * FIRST_DELAY_S]
+    assert delays[:4] == [FIRST_DELAY_S, SECOND_DELAY_S, 2 * SECOND_DELAY_S, 4 * SECOND_DELAY_S]
     assert delays[-1] == MAX_DELAY_S
 
 

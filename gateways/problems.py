@@ -16,11 +16,14 @@ from aiohttp import web
 from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
+    MediaTooLarge,
     OmniBusError,
     Refused,
     RequestCancelled,
     StageFailed,
     StageLost,
+    StorageFull,
+    Unreachable,
 )
 
 TYPES: dict[int, str] = {
@@ -30,10 +33,14 @@ TYPES: dict[int, str] = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    416: "RangeNotSatisfiableError",
     417: "ExpectationFailedError",
+    422: "UnprocessableEntityError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
+    507: "InsufficientStorageError",
 }
 
 MAX_MESSAGE_CHARACTERS = 2000
@@ -87,8 +94,14 @@ def to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case MediaTooLarge():
+            return Problem(413, scrub(error.message), param=error.field or None)
+        case Unreachable():
+            return Problem(422, scrub(error.message), param=error.field or None)
         case BadInput():
             return Problem(400, scrub(error.message), param=error.field or None)
+        case StorageFull():
+            return Problem(507, scrub(error.message), headers=_retry_hint(is_safe=False))
         case Refused():
             return Problem(503, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case DeadlineExceeded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import hmac
 import logging
@@ -37,11 +38,12 @@ FAILURE = web.RequestKey("failure", int)
 ENCODINGS = ("identity", "gzip", "deflate")
 """Content encodings of request bodies; aiohttp passes others on undecoded."""
 
-MAX_JSON_MARKS = 1_000_000
-"""Commas and opening brackets in a JSON body.
+MAX_JSON_WEIGHT = 1_600_000
+"""Of a JSON body: what its values cost to decode, in commas of 30 ns each (measured; `JsonWeight` has the other prices).
 
-Each value has one of them, and values are what costs: nine million empty lists in 27 MB took two seconds of the loop
-and 800 MB (measured). Media in base64 has none, and a prompt with so many is longer than any model's context.
+msgspec keeps the interpreter until a body is decoded, on whatever thread. Within this weight that takes 50 ms, and 32 MiB
+of text as much again at the very worst; without it 4 MB of nested objects took 0.8 s, and 32 MB of long numbers 1.6 s.
+Media in base64 weighs nothing, and a prompt as heavy is longer than any model's context.
 """
 
 GUARDED = "/v1"
@@ -118,14 +120,19 @@ class HttpGateway(Gateway):
         """Render the refusal of a request whose head could not be read."""
         return Problem(int(status), message, must_close=True).response()
 
-    async def expect(self, request: web.Request) -> web.StreamResponse | None:
-        """Answer ``Expect: 100-continue``: a body that would be refused is not asked for."""
+    async def expect(self, request: web.Request, *, max_bytes: int = 0) -> web.StreamResponse | None:
+        """Answer ``Expect: 100-continue``: a body that would be refused is not asked for.
+
+        Args:
+            request: whose body has not come.
+            max_bytes: limit of the route's body, where it is not the gateway's.
+        """
         try:
             self._authorise(request)
             expected = request.headers.get("Expect", "")
             if expected.lower() != "100-continue":
                 raise Problem(417, f"Expect: {expected[:40]} came (allowed: 100-continue)")
-            check_length(request, self.options.max_body_bytes)
+            check_length(request, max_bytes or self.options.max_body_bytes)
         except Problem as problem:
             problem.must_close = True
             return problem.response()
@@ -260,11 +267,34 @@ def check_length(request: web.Request, max_bytes: int) -> None:
     """
     length = request.content_length
     if length is not None and length > max_bytes:
-        raise _too_large(f"{length}", max_bytes)
+        raise too_large(f"{length}", max_bytes)
 
 
-def _too_large(size: str, max_bytes: int) -> Problem:
+def too_large(size: str, max_bytes: int) -> Problem:
+    """Return the refusal of a body of so many bytes."""
     return Problem(413, f"body: {size} bytes came (allowed: at most {max_bytes})", must_close=True)
+
+
+class JsonWeight:
+    """What a JSON body will cost to decode, told from its bytes as they come."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, piece: bytes) -> None:
+        """Count the marks of a piece; within strings too, since only decoding would tell."""
+        self.total += (
+            piece.count(b",")
+            + 3 * (piece.count(b"[") + piece.count(b"{"))
+            + 5 * piece.count(b":")
+            + 12 * piece.translate(_DIGITS).count(_LONG_NUMBER)
+        )
+
+
+_DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else byte for byte in range(256))
+
+_LONG_NUMBER = b"0" * 20
+"""A number of more digits than 64 bits hold is decoded digit by digit, and longer ones ever more slowly."""
 
 
 async def read_body(request: web.Request, options: HttpOptions) -> bytes:
@@ -273,6 +303,10 @@ async def read_body(request: web.Request, options: HttpOptions) -> bytes:
     Raises:
         Problem: 413, 408 for a sender that stalls, 400 for bytes that break HTTP or their content encoding.
     """
+    return bytes(await _read(request, options, None))
+
+
+async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight | None) -> bytearray:
     check_length(request, options.max_body_bytes)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
@@ -286,7 +320,9 @@ async def read_body(request: web.Request, options: HttpOptions) -> bytes:
             async for piece in request.content.iter_any():
                 body += piece
                 if len(body) > options.max_body_bytes:
-                    raise _too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
+                    raise too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
+                if weight is not None:
+                    weight.add(piece)
                 limit.reschedule(min(ends_at, now() + options.body_timeout_s))
     except TimeoutError:
         length = request.content_length
@@ -295,7 +331,7 @@ async def read_body(request: web.Request, options: HttpOptions) -> bytes:
         raise Problem(408, message, must_close=True) from None
     except web.RequestPayloadError as error:
         raise Problem(400, "body: it breaks HTTP or its content encoding", must_close=True) from error
-    return bytes(body)
+    return body
 
 
 async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any]:
@@ -308,12 +344,16 @@ async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any
         came = request.headers.get("Content-Type", "")[:100] or "none"
         message = f"Content-Type: {came} came (allowed: application/json)"
         raise Problem(400, message, must_close=request.can_read_body)
-    body = await read_body(request, options)
-    num_marks = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if num_marks > MAX_JSON_MARKS:
-        raise Problem(400, f"body: {num_marks} commas and brackets came (allowed: at most {MAX_JSON_MARKS})")
+    weight = JsonWeight()
+    body = await _read(request, options, weight)
+    if weight.total > MAX_JSON_WEIGHT:
+        raise Problem(
+            400,
+            f"body: JSON of weight {weight.total} came (allowed: at most {MAX_JSON_WEIGHT}; a comma weighs 1, an opening "
+            "bracket or brace 3, a colon 5, twenty digits in a row 12)",
+        )
     try:
-        document = msgspec.json.decode(body)
+        document = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(
             400, f"body: {error} after {len(body)} bytes" if "truncated" in str(error) else f"body: {error}"
@@ -323,6 +363,17 @@ async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any
     if not isinstance(document, dict):
         raise Problem(400, f"body: a JSON {_json_kind(document)} came (allowed: an object)")
     return document
+
+
+def _decode(body: bytearray) -> Any:
+    """Decode with the garbage collector held: it would go through all new values again and again (five times the cost)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return msgspec.json.decode(body)
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _json_kind(value: Any) -> str:

@@ -205,9 +205,12 @@ async def test_unknown_compression_is_refused() -> None:
     [
         ([{"role": "user", "content": "x" * 20_000_000}], "messages", "bytes came (allowed: at most 15728640)"),
         ([{"role": "user", "content": "x" * 1000}] * 16_000, "messages", "bytes came (allowed: at most 15728640)"),
-        ([[]] * 500_000, None, "commas and brackets came (allowed: at most 1000000)"),
+        ([[]] * 500_000, None, "JSON of weight 2000"),
+        ([{"a": {"b": []}}] * 100_000, None, "allowed: at most 1600000; a comma weighs 1"),
+        ([{f"k{i}": 1 for i in range(300_000)}], None, "JSON of weight 1800"),
+        ([10**4200] * 700, None, "twenty digits in a row 12"),
     ],
-    ids=["a long one", "many", "a great many values"],
+    ids=["a long one", "many", "a great many values", "nested objects", "different keys", "long numbers"],
 )
 async def test_body_beyond_the_bus_is_refused(messages: Any, param: str | None, words: str) -> None:
     """Within the limit of bodies, and more than a frame holds or than may be decoded on the loop."""

@@ -61,7 +61,8 @@ class GatewayActor:
             arena=deployment.arena,
         )
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
-        actor = cls(client, kind(options, client, pipelines, name=name))
+        state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
+        actor = cls(client, kind(options, client, pipelines, name=name, state_dir=state_dir))
         await actor.server.start(sock)
         client.ready()
         return actor

@@ -91,6 +91,7 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             pipelines=loaded.pipelines,
             run_dir=run_dir,
             cache_dir=run_dir,
+            state_dir=f"{run_dir}/state",
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
             supervisor_pid=os.getpid(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
+from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
-class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -28,7 +30,7 @@ class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models and chat completions."""
+    """Health, models, chat completions and files."""
 
     Options = OpenAIOptions
 
@@ -41,6 +43,14 @@ class OpenAIGateway(HttpGateway):
         self._chat = openai_chat.ChatRoute(
             self.client, self._models, self._pool, self.options, self.options.audio_delta
         )
+        self._files = FilesRoutes(self.options, self.state_dir)
+
+    @classmethod
+    def check(cls, options: HttpOptions) -> list[str]:
+        """Return what is wrong with the sources of keys and the folder of files."""
+        assert isinstance(options, OpenAIOptions)
+        problem = check_folder(options.files_dir) if options.files_dir else ""
+        return [*super().check(options), *([problem] if problem else [])]
 
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
@@ -56,7 +66,18 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_post("/v1/chat/completions", self._chat.handle, expect_handler=self.expect)
+        self._add_files(app)
         return app
+
+    def _add_files(self, app: web.Application) -> None:
+        files = self._files
+        expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
+        app.router.add_post("/v1/files", files.create, expect_handler=expect)
+        app.router.add_get("/v1/files", files.list)
+        app.router.add_get("/v1/files/{file_id}", files.retrieve)
+        app.router.add_delete("/v1/files/{file_id}", files.delete)
+        app.router.add_get("/v1/files/{file_id}/content", files.content)
+        app.cleanup_ctx.append(files.lifetime)
 
     def close(self) -> None:
         """End the encoding threads."""

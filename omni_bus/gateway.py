@@ -49,18 +49,26 @@ class Gateway(ABC):
         client: the connection to the bus.
         pipelines: the pipelines to serve, by name; each passed `can_serve`.
         name: the table's name.
+        state_dir: folder for what outlives the process; its own, made by whoever first writes there.
     """
 
     Options: ClassVar[type[msgspec.Struct]]
     """The gateway's own keys; refuses unknown ones."""
 
     def __init__(
-        self, options: Any, client: BusClient, pipelines: Mapping[str, Pipeline], *, name: str = "gateway"
+        self,
+        options: Any,
+        client: BusClient,
+        pipelines: Mapping[str, Pipeline],
+        *,
+        name: str = "gateway",
+        state_dir: str = "",
     ) -> None:
         self.options = options
         self.client = client
         self.pipelines = dict(pipelines)
         self.name = name
+        self.state_dir = state_dir
         self.is_draining = False
         """Set once: open responses go on, new requests are refused, health says so."""
 

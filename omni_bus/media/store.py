@@ -236,6 +236,8 @@ class Store:
 
     async def sweep(self) -> float | None:
         """Delete what has expired and what crashed processes left; return when the next file expires."""
+        if not os.path.isdir(self._path):
+            return None
         await self._run(self._sweep_blocking)
         return min((e.expires_at for e in self._index.entries.values() if e.expires_at is not None), default=None)
 

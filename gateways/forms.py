@@ -7,10 +7,12 @@ with 408, however long the drops last.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, http_exceptions, web
+from aiohttp.multipart import BadContentDispositionHeader, BadContentDispositionParam
 
 from gateways.http import HttpOptions, check_length, too_large
 from gateways.problems import Problem
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
+# aiohttp only warns, on standard error and with what came, of heads that it can't read.
+warnings.filterwarnings("error", category=BadContentDispositionHeader)
+warnings.filterwarnings("error", category=BadContentDispositionParam)
+
 PIECE_BYTES = 64 * 1024
 """Read of a part at a time."""
 
@@ -27,8 +33,22 @@ MAX_PARTS = 64
 FRAMING_BYTES = 64 * 1024
 """What a form may have besides its file: boundaries, heads of parts, short fields."""
 
+MAX_LINES = 1024
+"""Boundaries and lines of heads. Each is read alone, so that a body of nothing but short lines would hold the loop."""
+
 MAX_FIELD_BYTES = 16 * 1024
 MAX_NAME_CHARACTERS = 255
+
+_NOT_A_FORM = (
+    ValueError,
+    RuntimeError,
+    AssertionError,
+    http_exceptions.BadHttpMessage,
+    web.RequestPayloadError,
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+)
+"""What aiohttp's reader raises for bytes that are no form."""
 
 _PLAIN_ENCODINGS = ("", "binary", "8bit", "7bit")
 
@@ -52,6 +72,7 @@ class _Body:
         self._options = options
         self._max_bytes = max_bytes
         self._returned: list[bytes] = []
+        self._num_lines = 0
         self._now = asyncio.get_running_loop().time
         self._began_at = self._now()
         self.num_bytes = 0
@@ -76,12 +97,17 @@ class _Body:
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
         """Return one line with its end."""
+        self._num_lines += 1
+        if self._num_lines > MAX_LINES:
+            raise _improper()
         line = b""
         while self._returned and not line.endswith(b"\n"):
             head, found, rest = self._returned.pop().partition(b"\n")
             line += head + found
             if rest:
                 self._returned.append(rest)
+        if max_line_length is not None and len(line) > max_line_length:
+            raise _improper()
         if line.endswith(b"\n"):
             return line
         # A line that goes on in what is still to come; heads of parts are short, and all else is read by `read`.
@@ -174,7 +200,11 @@ async def read_form(request: web.Request, options: FormOptions, *, max_bytes: in
         num_parts += 1
         if num_parts > MAX_PARTS:
             raise Problem(400, f"body: more than {MAX_PARTS} parts came (allowed: {MAX_PARTS})", must_close=True)
-        yield _part(part)
+        try:
+            named = _part(part)
+        except _NOT_A_FORM:
+            raise _improper() from None
+        yield named
     if not num_parts:
         raise Problem(400, "body: a form without parts came", must_close=True)
 
@@ -200,5 +230,9 @@ async def _sound(step: Awaitable[ResultT]) -> ResultT:
     """Do a step of the reader; turn what it says of a body that is no form into a refusal."""
     try:
         return await step
-    except (ValueError, RuntimeError, AssertionError, http_exceptions.BadHttpMessage, web.RequestPayloadError):
-        raise Problem(400, "body: it is no proper multipart form, or cut off", must_close=True) from None
+    except _NOT_A_FORM:
+        raise _improper() from None
+
+
+def _improper() -> Problem:
+    return Problem(400, "body: it is no proper multipart form, or cut off", must_close=True)

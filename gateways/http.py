@@ -316,7 +316,7 @@ async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight |
     now = asyncio.get_running_loop().time
     ends_at = now() + options.body_total_timeout_s
     try:
-        async with asyncio.timeout(options.body_timeout_s) as limit:
+        async with asyncio.timeout(min(options.body_timeout_s, options.body_total_timeout_s)) as limit:
             async for piece in request.content.iter_any():
                 body += piece
                 if len(body) > options.max_body_bytes:

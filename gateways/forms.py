@@ -147,6 +147,7 @@ class Part:
         """Yield the part's bytes as they come."""
         while piece := await _sound(self._reader.read_chunk(PIECE_BYTES)):
             yield piece
+            await asyncio.sleep(0)  # one piece of each upload in a turn of the loop, however much of it is there
 
     async def text(self, max_bytes: int = MAX_FIELD_BYTES) -> str:
         """Return a short field.

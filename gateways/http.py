@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import hmac
 import logging
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
+from gateways.json_body import MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, OmniBusError, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
@@ -37,14 +37,6 @@ FAILURE = web.RequestKey("failure", int)
 
 ENCODINGS = ("identity", "gzip", "deflate")
 """Content encodings of request bodies; aiohttp passes others on undecoded."""
-
-MAX_JSON_WEIGHT = 1_600_000
-"""Of a JSON body: what its values cost to decode, in commas of 30 ns each (measured; `JsonWeight` has the other prices).
-
-msgspec keeps the interpreter until a body is decoded, on whatever thread. Within this weight that takes 50 ms, and 32 MiB
-of text as much again at the very worst; without it 4 MB of nested objects took 0.8 s, and 32 MB of long numbers 1.6 s.
-Media in base64 weighs nothing, and a prompt as heavy is longer than any model's context.
-"""
 
 GUARDED = "/v1"
 """Every path under this wants a key once the gateway has any."""
@@ -275,59 +267,37 @@ def too_large(size: str, max_bytes: int) -> Problem:
     return Problem(413, f"body: {size} bytes came (allowed: at most {max_bytes})", must_close=True)
 
 
-class JsonWeight:
-    """What a JSON body will cost to decode, told from its bytes as they come."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, piece: bytes) -> None:
-        """Count the marks of a piece; within strings too, since only decoding would tell."""
-        self.total += (
-            piece.count(b",")
-            + 3 * (piece.count(b"[") + piece.count(b"{"))
-            + 5 * piece.count(b":")
-            + 12 * piece.translate(_DIGITS).count(_LONG_NUMBER)
-        )
-
-
-_DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else byte for byte in range(256))
-
-_LONG_NUMBER = b"0" * 20
-"""A number of more digits than 64 bits hold is decoded digit by digit, and longer ones ever more slowly."""
-
-
 async def read_body(request: web.Request, options: HttpOptions) -> bytes:
     """Read the whole body within the gateway's limits of size and time.
 
     Raises:
         Problem: 413, 408 for a sender that stalls, 400 for bytes that break HTTP or their content encoding.
     """
-    return bytes(await _read(request, options, None))
+    return (await _read(request, options, None)).to_bytes()
 
 
-async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight | None) -> bytearray:
+async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight | None) -> BodyBuffer:
     check_length(request, options.max_body_bytes)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
         message = f"Content-Encoding: {encoding[:40]} came (allowed: {', '.join(ENCODINGS)})"
         raise Problem(400, message, must_close=request.can_read_body)
-    body = bytearray()
+    body = BodyBuffer(request.content_length if encoding == "identity" else None)
     now = asyncio.get_running_loop().time
     ends_at = now() + options.body_total_timeout_s
     try:
         async with asyncio.timeout(min(options.body_timeout_s, options.body_total_timeout_s)) as limit:
             async for piece in request.content.iter_any():
-                body += piece
-                if len(body) > options.max_body_bytes:
+                if body.num_bytes + len(piece) > options.max_body_bytes:
                     raise too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
+                body.add(piece)
                 if weight is not None:
                     weight.add(piece)
                 limit.reschedule(min(ends_at, now() + options.body_timeout_s))
     except TimeoutError:
         length = request.content_length
         of = f" of {length}" if length is not None else ""
-        message = f"body: {len(body)}{of} bytes came, then nothing in time (allowed: {options.body_timeout_s:g} s)"
+        message = f"body: {body.num_bytes}{of} bytes came, then nothing in time (allowed: {options.body_timeout_s:g} s)"
         raise Problem(408, message, must_close=True) from None
     except web.RequestPayloadError as error:
         raise Problem(400, "body: it breaks HTTP or its content encoding", must_close=True) from error
@@ -353,27 +323,16 @@ async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any
             "bracket or brace 3, a colon 5, twenty digits in a row 12)",
         )
     try:
-        document = _decode(body)
+        document = await body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(
-            400, f"body: {error} after {len(body)} bytes" if "truncated" in str(error) else f"body: {error}"
+            400, f"body: {error} after {body.num_bytes} bytes" if "truncated" in str(error) else f"body: {error}"
         ) from None
     except RecursionError:
         raise Problem(400, "body: JSON is nested too deeply") from None
     if not isinstance(document, dict):
         raise Problem(400, f"body: a JSON {_json_kind(document)} came (allowed: an object)")
     return document
-
-
-def _decode(body: bytearray) -> Any:
-    """Decode with the garbage collector held: it would go through all new values again and again (five times the cost)."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        return msgspec.json.decode(body)
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _json_kind(value: Any) -> str:

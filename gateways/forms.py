@@ -166,9 +166,7 @@ class Part:
         try:
             return found.decode()
         except UnicodeDecodeError:
-            raise Problem(
-                400, f"{self.name}: bytes that are no UTF-8 came", param=self.name, must_close=True
-            ) from None
+            raise Problem(400, f"{self.name}: bytes that are no UTF-8 came", param=self.name, must_close=True) from None
 
 
 async def read_form(request: web.Request, options: FormOptions, *, max_bytes: int) -> AsyncIterator[Part]:
@@ -222,7 +220,9 @@ def _part(part: BodyPartReader | MultipartReader) -> Part:
     if filename is not None:
         filename = filename.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         if len(filename) > MAX_NAME_CHARACTERS or not filename.isprintable():
-            message = f"{name}: a file name of {len(filename)} characters came (allowed: {MAX_NAME_CHARACTERS}, printable)"
+            message = (
+                f"{name}: a file name of {len(filename)} characters came (allowed: {MAX_NAME_CHARACTERS}, printable)"
+            )
             raise Problem(400, message, param=name, must_close=True)
     return Part(name, filename, part)
 

@@ -319,8 +319,8 @@ async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any
     if weight.total > MAX_JSON_WEIGHT:
         raise Problem(
             400,
-            f"body: JSON of weight {weight.total} came (allowed: at most {MAX_JSON_WEIGHT}; a comma weighs 1, an opening "
-            "bracket or brace 3, a colon 5, twenty digits in a row 12)",
+            f"body: JSON of weight {weight.total} came (allowed: at most {MAX_JSON_WEIGHT}; a comma weighs 1, "
+            "an opening bracket or brace 3, a colon 5, twenty digits in a row 12)",
         )
     try:
         document = await body.decode()

@@ -1,7 +1,7 @@
 """JSON bodies without holding the loop: kept as they come without being copied, weighed before they are decoded.
 
-msgspec keeps the interpreter until a body is decoded, on whatever thread. So what bounds the loop's delay is what a body
-may cost, and that heavy ones are decoded one at a time with a pause after each.
+msgspec keeps the interpreter until a body is decoded, on whatever thread. So what bounds the loop's delay is what a
+body may cost, and that heavy ones are decoded one at a time with a pause after each.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any
 import msgspec
 
 MAX_JSON_WEIGHT = 1_600_000
-"""Of a JSON body: what its values cost to decode, in commas of 30 ns each (measured; `JsonWeight` has the other prices).
+"""Of a JSON body: what its values cost to decode, in commas of 30 ns each (measured; `JsonWeight` has all prices).
 
-Within this weight that takes 50 ms, and 32 MiB of text as much again at the very worst; without it 4 MB of nested objects
-took 0.8 s, and 32 MB of long numbers 1.6 s. Media in base64 weighs nothing, and a prompt as heavy is longer than any
-model's context.
+Within this weight that takes 50 ms, and 32 MiB of text as much again at the very worst; without it 4 MB of nested
+objects took 0.8 s, and 32 MB of long numbers 1.6 s. Media in base64 weighs nothing, and a prompt as heavy is longer
+than any model's context.
 """
 
 HEAVY_BYTES = 256 * 1024
 """JSON from this size on is decoded in turn with other heavy bodies."""
 
-_CLASSES = bytes(ord("0") if byte in b"0123456789" else ord(",") if byte in b",[{:" else ord("x") for byte in range(256))
+_CLASSES = bytes(
+    ord("0") if byte in b"0123456789" else ord(",") if byte in b",[{:" else ord("x") for byte in range(256)
+)
 
 _LONG_NUMBER = b"0" * 20
 """A number of more digits than 64 bits hold is decoded digit by digit, and longer ones ever more slowly."""
@@ -95,7 +97,7 @@ class BodyBuffer:
                 await asyncio.sleep(loop.time() - began_at)
 
     def _decode(self) -> Any:
-        """Decode with the garbage collector held: it would go through all new values again and again (five times the cost)."""
+        """Decode with the garbage collector held, which would go through all new values again and again."""
         was_on = gc.isenabled()
         gc.disable()
         try:

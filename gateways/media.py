@@ -212,9 +212,7 @@ class MediaReader:
         elif is_file_url(text):
             read, more = read_file_url_blocking, {"root": self._options.media_root}
         elif "://" in text[:64]:
-            raise BadInput(
-                f"{field}: another scheme came (allowed: data:, http://, https://, file:///)", field=field
-            )
+            raise BadInput(f"{field}: another scheme came (allowed: data:, http://, https://, file:///)", field=field)
         if len(text) <= SMALL_BYTES and not more:
             return read(text, field=field, max_bytes=max_bytes)
         return await asyncio.to_thread(read, text, field=field, max_bytes=max_bytes, **more)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """How long the gateway's event loop keeps others waiting while 20 clients upload 50 MB each, against an idle gateway.
 
-A probe asks for ``/version``, which the gateway answers from its loop alone, at fixed times on connections of their own;
-its latency counts from the time when it was due, so that a loop that stands still is seen by every probe that falls
-into the stop. Round trip and the machine's other work are part of it: the loop's own delay is at most that. Load comes
-from a process of its own. The second load is chat requests with as much base64 in their JSON as a body may have, which
-the loop has to decode.
+A probe asks for ``/version``, which the gateway answers from its loop alone, at fixed times on connections of their
+own; its latency counts from the time when it was due, so that a loop that stands still is seen by every probe that
+falls into the stop. Round trip and the machine's other work are part of it: the loop's own delay is at most that. Load
+comes from a process of its own. The second load is chat requests with as much base64 in their JSON as a body may have,
+which the loop has to decode.
 
 Run: ``python scripts/bench_uploads.py [--quick] [--rounds N] [--clients N] [--megabytes N]``
 """
@@ -60,12 +60,12 @@ else:
     path, content, data = "/v1/chat/completions", "application/json", b"QUJD" * (1 << 18)
     first, last = b'{"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}], "media": "', b'"}'
 length = len(first) + megabytes * len(data) + len(last)
-head = f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: {content}\\r\\nContent-Length: {length}\\r\\n\\r\\n".encode()
+head = f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: {content}\\r\\nContent-Length: {length}\\r\\n\\r\\n"
 statuses = []
 
 def send():
     with socket.create_connection((host, port)) as connection:
-        connection.sendall(head + first)
+        connection.sendall(head.encode() + first)
         for _ in range(megabytes):
             connection.sendall(data)
         connection.sendall(last)
@@ -135,7 +135,7 @@ async def probe(host: str, port: int, until: asyncio.Event, latencies_ms: list[f
         free.ask(due_at)
         due_at += PERIOD_S
         await asyncio.sleep(max(0.0, due_at - time.perf_counter()))
-    while not all(one.is_free for one in probes):
+    while not all(one.is_free for one in probes):  # noqa: ASYNC110 (the answers are on their way)
         await asyncio.sleep(PERIOD_S)
     for one in probes:
         assert one.transport is not None
@@ -187,7 +187,7 @@ async def run(args: argparse.Namespace, folder: str) -> dict[str, list[Window]]:
         for _ in range(rounds):
             for name, load in loads.items():
                 windows[name].append(await measure(deployment, load, seconds))
-                for path in Path(folder).glob("file-*"):
+                for path in Path(folder).glob("file-*"):  # noqa: ASYNC240 (nothing else runs)
                     path.unlink()
     return windows
 

@@ -1,8 +1,8 @@
-"""Which network addresses a server may be sent to by what a stranger wrote: public ones, and those that a person allowed.
+"""Which addresses a server may be sent to by what a stranger wrote: public ones, and those that a person allowed.
 
-Everything that IANA's special-purpose registries list is refused, whatever the running Python's `ipaddress` thinks of it,
-and so is each IPv6 form that carries an IPv4 address inside (mapped, 6to4, Teredo, NAT64): such a form reaches a place
-that its look doesn't tell.
+Everything that IANA's special-purpose registries list is refused, whatever the running Python's `ipaddress` thinks of
+it, and so is each IPv6 form that carries an IPv4 address inside (mapped, 6to4, Teredo, NAT64): such a form reaches a
+place that its look doesn't tell.
 """
 
 from __future__ import annotations

@@ -182,9 +182,7 @@ def _image(data: bytes, request: ImageRequest, out: Out) -> Image:
 
 def _check_pixels(width: int, height: int, max_pixels: int, field: str) -> None:
     if width * height > max_pixels:
-        raise MediaTooLarge(
-            f"{field}: {width} × {height} pixels came (allowed: {max_pixels} in all)", field=field
-        )
+        raise MediaTooLarge(f"{field}: {width} × {height} pixels came (allowed: {max_pixels} in all)", field=field)
 
 
 def _picture(data: bytes, header: ImageHeader, request: ImageRequest) -> Any:
@@ -420,10 +418,9 @@ def _on_grid(opened: _Opened, fps: Fraction, request: VideoRequest) -> Iterator[
         MediaTooLarge: the file goes on longer, or has more frames, than is allowed.
         BadInput: it is cut off.
     """
-    field, num_decoded, num_due, begun_s, shown = request.field, 0, 0, None, None
+    field, num_due, begun_s, shown = request.field, 0, None, None
     end_s = 0.0
-    for frame in opened.container.decode(opened.stream):
-        num_decoded += 1
+    for num_decoded, frame in enumerate(opened.container.decode(opened.stream), 1):
         if num_decoded > request.max_decoded_frames:
             limit = request.max_decoded_frames
             raise MediaTooLarge(f"{field}: more than {limit} frames came (allowed: at most {limit})", field=field)

@@ -71,7 +71,9 @@ class FetchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         try:
             AllowedAddresses(self.allowed_networks)
         except ValueError as error:
-            raise ValueError(f"allowed_networks: {error} (allowed: networks in CIDR notation, as 10.1.0.0/16)") from None
+            raise ValueError(
+                f"allowed_networks: {error} (allowed: networks in CIDR notation, as 10.1.0.0/16)"
+            ) from None
 
 
 class _NotAllowed(OSError):
@@ -262,7 +264,9 @@ class Fetcher:
 
 
 def _bad_url(field: str) -> BadInput:
-    return BadInput(f"{field}: no address that can be fetched came (allowed: http://HOST/… or https://HOST/…)", field=field)
+    return BadInput(
+        f"{field}: no address that can be fetched came (allowed: http://HOST/… or https://HOST/…)", field=field
+    )
 
 
 def _parse(url: str, field: str) -> URL:
@@ -299,7 +303,8 @@ async def _decoded(response: aiohttp.ClientResponse, spool: Spool, field: str) -
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _ENCODINGS:
         raise Unreachable(
-            f"{field}: its server answered with another content encoding (allowed: {', '.join(_ENCODINGS)})", field=field
+            f"{field}: its server answered with another content encoding (allowed: {', '.join(_ENCODINGS)})",
+            field=field,
         )
     inflater: Any = None if encoding == "identity" else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     num_bytes = 0

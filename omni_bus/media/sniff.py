@@ -20,7 +20,7 @@ HEAD_BYTES = 64
 """`kind_of` needs no more than this."""
 
 MAX_SCANS = 100
-"""Scans of a progressive JPEG: each passes over the whole picture, so that a small file costs minutes. Ten are usual."""
+"""Of a progressive JPEG: each passes over the whole picture, so that a small file may cost minutes. Ten are usual."""
 
 _CUT_OFF = "it is cut off"
 
@@ -58,7 +58,9 @@ def kind_of(head: bytes) -> str | None:
             return "webm"
         case _ if head[:3] == b"\xff\xd8\xff":
             return "jpeg"
-        case _ if head[:2] == b"BM" and len(head) >= 26 and head[14:18] in (b"\x0c\0\0\0", b"\x28\0\0\0", b"\x7c\0\0\0"):
+        case _ if (
+            head[:2] == b"BM" and len(head) >= 26 and head[14:18] in (b"\x0c\0\0\0", b"\x28\0\0\0", b"\x7c\0\0\0")
+        ):
             return "bmp"
         case _ if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
             return "mp4"

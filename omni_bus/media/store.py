@@ -236,8 +236,6 @@ class Store:
 
     async def sweep(self) -> float | None:
         """Delete what has expired and what crashed processes left; return when the next file expires."""
-        if not os.path.isdir(self._path):
-            return None
         await self._run(self._sweep_blocking)
         return min((e.expires_at for e in self._index.entries.values() if e.expires_at is not None), default=None)
 
@@ -376,6 +374,8 @@ class Store:
         return _Index(entries, usage, num_bytes, part_bytes)
 
     def _sweep_blocking(self) -> None:
+        if not os.path.isdir(self._path):
+            return
         with self._locked(fcntl.LOCK_EX):
             names = set(os.listdir(self._folder))
             for name in names:
@@ -467,9 +467,7 @@ def disk_error(error: OSError) -> StorageFull | Unavailable:
 class Upload:
     """A file that is being written; made by `Store.begin`."""
 
-    def __init__(
-        self, store: Store, file_id: str, kind: str, owner: str, max_bytes: int, what: str
-    ) -> None:
+    def __init__(self, store: Store, file_id: str, kind: str, owner: str, max_bytes: int, what: str) -> None:
         self._store = store
         self.id = file_id
         self.kind = kind

@@ -73,7 +73,7 @@ def answer(request: Request, file: io.BufferedReader, out: MemoryFile) -> Answer
         payload = decode(file, request, out)
     except OmniBusError as error:
         return Answer(error=error.to_info())
-    except Exception:  # whatever a damaged file does to a decoder is the file's fault, but worth a look
+    except Exception:  # noqa: BLE001 (logged by the other side) whatever a damaged file does to a decoder is the file's fault, but worth a look
         message = f"{request.field}: the file is damaged: it can't be decoded"
         return Answer(error=BadInput(message, field=request.field).to_info(), unforeseen=traceback.format_exc())
     fcntl.fcntl(out.fd, fcntl.F_ADD_SEALS, SEALS)

@@ -52,7 +52,9 @@ async def test_every_way_to_name_a_file_works(tmp_path: Path) -> None:
     path.write_bytes(b"{}\n")
     async with running(TOML.format(gateway="")) as deployment, client_of(deployment) as client:
         for file in (path, path.open("rb"), ("b.bin", io.BytesIO(b"{}\n")), ("c", b"{}\n", "image/png")):
-            made = await client.files.create(file=file, purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600})
+            made = await client.files.create(
+                file=file, purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+            )
             assert made.bytes == 3
             assert made.expires_at == made.created_at + 3600
             if hasattr(file, "close"):

@@ -233,7 +233,9 @@ async def test_bomb_is_unfolded_to_the_limit_and_no_further(encoding: str) -> No
         assert await is_alive(deployment)
 
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+)
 
 
 @pytest.mark.parametrize(

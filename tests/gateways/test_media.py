@@ -158,7 +158,12 @@ async def test_media_of_an_address_and_of_a_folder_is_seen(tmp_path: Path) -> No
         ("image", data_url(sounds()["wav"]), 400, "a wav file came (allowed: png"),
         ("audio", data_url(images()["png"]), 400, "a png file came (allowed: wav"),
         ("audio", data_url(videos()["mp4-h264"]), 400, "a mp4 file without audio"),
-        ("image", data_url(png(30_000, 30_000, num_rows=10)), 413, "30000 × 30000 pixels came (allowed: 89478485 in all)"),
+        (
+            "image",
+            data_url(png(30_000, 30_000, num_rows=10)),
+            413,
+            "30000 × 30000 pixels came (allowed: 89478485 in all)",
+        ),
         ("image", "http://example.com/x.png", 400, "this server fetches none"),
         ("image", "file:///etc/passwd", 400, "this server reads none"),
         ("image", "ftp://example.com/x", 400, "another scheme came"),

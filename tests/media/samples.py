@@ -98,7 +98,9 @@ def tone(rate_hz: int = RATE_HZ, seconds: float = SECONDS, hz: float = 440.0) ->
     return (12000 * np.sin(2 * np.pi * hz * np.arange(round(rate_hz * seconds)) / rate_hz)).astype("<i2")
 
 
-def sound(container: str, encoder: str, *, rate_hz: int = RATE_HZ, seconds: float = SECONDS, layout: str = "mono") -> bytes:
+def sound(
+    container: str, encoder: str, *, rate_hz: int = RATE_HZ, seconds: float = SECONDS, layout: str = "mono"
+) -> bytes:
     """A sine of 440 Hz as a file."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as opened:

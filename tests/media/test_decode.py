@@ -26,7 +26,6 @@ from samples import (
     RATE_HZ,
     SECONDS,
     WIDTH,
-    encoded,
     grey_of,
     images,
     png,
@@ -354,7 +353,9 @@ def test_video_beyond_a_limit_is_refused(name: str, changes: dict[str, Any], wor
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_half_a_video_is_refused(name: str, share: float) -> None:
     data = videos()[name]
-    with pytest.raises(BadInput, match=r"^video: (the file is damaged|a file of an unknown kind|video coded|a \w+ file w)"):
+    with pytest.raises(
+        BadInput, match=r"^video: (the file is damaged|a file of an unknown kind|video coded|a \w+ file w)"
+    ):
         run(data[: int(len(data) * share)], VIDEO)
 
 

@@ -64,7 +64,23 @@ def test_long_base64_is_the_sum_of_its_pieces() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a", "abcde", "ab=c", "ab==cd==", "abc=d", "=", "====", "abc==", "ab===", "ab=", "a-b_", "ab\xe9d", "ab\0d", "abc*", "漢字"],
+    [
+        "a",
+        "abcde",
+        "ab=c",
+        "ab==cd==",
+        "abc=d",
+        "=",
+        "====",
+        "abc==",
+        "ab===",
+        "ab=",
+        "a-b_",
+        "ab\xe9d",
+        "ab\0d",
+        "abc*",
+        "漢字",
+    ],
 )
 def test_what_is_no_base64_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadInput, match=r"^data: ") as caught:

@@ -259,7 +259,7 @@ asyncio.run(main())
 
 
 async def test_upload_of_a_killed_process_is_swept_and_that_of_a_live_one_is_not(kept: Store, tmp_path: Path) -> None:
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: ASYNC220 (it is not waited for)
         [sys.executable, "-c", CHILD, str(tmp_path / "files")], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     assert child.stdout is not None
@@ -362,9 +362,7 @@ async def test_two_processes_together_keep_within_the_limits(tmp_path: Path) -> 
 
 async def test_concurrent_uploads_of_one_owner_never_pass_its_quota(tmp_path: Path) -> None:
     kept = limited(tmp_path, max_owner_bytes=100_000)
-    results = await asyncio.gather(
-        *(put(kept, b"x" * 30_000, piece=1000) for _ in range(10)), return_exceptions=True
-    )
+    results = await asyncio.gather(*(put(kept, b"x" * 30_000, piece=1000) for _ in range(10)), return_exceptions=True)
 
     assert sum(isinstance(result, Entry) for result in results) <= 3
     assert all(isinstance(result, Entry | QuotaExceeded) for result in results)

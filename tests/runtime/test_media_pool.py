@@ -56,6 +56,12 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
+async def until_asked(pool: MediaPool) -> None:
+    """Wait until the only process has a file."""
+    while not next(iter(pool._all))._readable:
+        await asyncio.to_thread(int)
+
+
 async def test_samples_come_back_as_they_went_in() -> None:
     with pool() as decoders:
         image = await decoders.decode(images()["png"], IMAGE)
@@ -144,8 +150,7 @@ async def test_file_that_ends_its_process_is_refused_and_the_next_one_is_not() -
         lost = pid_of(decoders)
         os.kill(lost, signal.SIGSTOP)
         task = asyncio.create_task(decoders.decode(images()["png"], IMAGE))
-        while not next(iter(decoders._all))._readable:
-            await asyncio.sleep(0)
+        await until_asked(decoders)
         os.kill(lost, signal.SIGKILL)
         with pytest.raises(BadInput, match="the file is damaged"):
             await task
@@ -158,8 +163,7 @@ async def test_caller_that_leaves_ends_the_work() -> None:
         process = next(iter(decoders._all)).process
         os.kill(process.pid, signal.SIGSTOP)
         task = asyncio.create_task(decoders.decode(images()["png"], IMAGE))
-        while not next(iter(decoders._all))._readable:
-            await asyncio.sleep(0)
+        await until_asked(decoders)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -172,8 +176,7 @@ async def test_closed_pool_ends_what_waits_and_what_runs() -> None:
         await decoders.decode(images()["png"], IMAGE)
         os.kill(pid_of(decoders), signal.SIGSTOP)
         tasks = [asyncio.create_task(decoders.decode(images()["png"], IMAGE)) for _ in range(2)]
-        while not next(iter(decoders._all))._readable:
-            await asyncio.sleep(0)
+        await until_asked(decoders)
         decoders.close()
         for task in tasks:
             with pytest.raises(Unavailable, match="stopping"):

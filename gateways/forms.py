@@ -211,20 +211,25 @@ async def read_form(request: web.Request, options: FormOptions, *, max_bytes: in
 def _part(part: BodyPartReader | MultipartReader) -> Part:
     if not isinstance(part, BodyPartReader) or not part.name:
         raise Problem(400, "body: a part without a name came (allowed: fields and files with names)", must_close=True)
-    name = part.name[:MAX_NAME_CHARACTERS]
+    name = _text(part.name)[:MAX_NAME_CHARACTERS]
     if part.headers.get("Content-Transfer-Encoding", "").lower() not in _PLAIN_ENCODINGS:
         # RFC 7578, 4.7: not to be used; taken as plain bytes it would be something else than was meant.
         message = f"{name}: a Content-Transfer-Encoding came (allowed: none, or binary)"
         raise Problem(400, message, param=name, must_close=True)
     filename = part.filename
     if filename is not None:
-        filename = filename.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        filename = _text(filename)
         if len(filename) > MAX_NAME_CHARACTERS or not filename.isprintable():
             message = (
                 f"{name}: a file name of {len(filename)} characters came (allowed: {MAX_NAME_CHARACTERS}, printable)"
             )
             raise Problem(400, message, param=name, must_close=True)
     return Part(name, filename, part)
+
+
+def _text(raw: str) -> str:
+    """Return a name of a head, whose bytes need not be UTF-8, as text."""
+    return raw.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 async def _sound(step: Awaitable[ResultT]) -> ResultT:

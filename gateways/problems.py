@@ -64,8 +64,8 @@ class Problem(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = _encodable(param) if param is not None else None
         self.headers = headers or {}
         self.extra = extra or {}
         self.must_close = must_close
@@ -127,6 +127,11 @@ def scrub(message: str) -> str:
         message = f"{before}{after.strip().splitlines()[-1] if after.strip() else ''}"
     message = _ADDRESS.sub("<address>", _PATH.sub("<path>", message))
     return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:MAX_MESSAGE_CHARACTERS]}…"
+
+
+def _encodable(text: str) -> str:
+    """Return a text without what UTF-8 can't hold: bytes of a head that are none of it come as lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _stage(error: OmniBusError) -> dict[str, Any]:

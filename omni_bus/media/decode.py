@@ -262,6 +262,7 @@ class _Opened:
             file,
             "r",
             format=_DEMUXERS.get(kind, kind),
+            metadata_errors="replace",  # titles in whatever encoding are no reason to refuse a song
             options={
                 "max_streams": str(MAX_STREAMS),
                 "codec_whitelist": ",".join((*AUDIO_CODECS, *VIDEO_CODECS)),

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from uploads import FILES, files_deployment, put
+from uploads import FILES, files_deployment, put, turn
 
 from actors.testing import running
 from gateways.download import byte_range
@@ -94,9 +94,9 @@ async def test_reader_that_takes_nothing_is_dropped_and_its_file_closed() -> Non
                 return any(link.endswith(".blob") for link in links)
 
             while not is_open():
-                await session.get("/version")
+                await turn(session)
             while is_open():
-                await session.get("/version")
+                await turn(session)
 
 
 def _exists(fd: str) -> bool:

@@ -313,6 +313,31 @@ async def test_damaged_chunk_is_refused(chunk: bytes) -> None:
         assert await is_alive(deployment)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /%ff\xff HTTP/1.1\r\n",
+        b"GET /v1/models/%ff HTTP/1.1\r\n",
+        b"GET /v1/files/%ff HTTP/1.1\r\n",
+        b"GET /v1/files?order=%ff&after=%ff HTTP/1.1\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: \xff/\xfe\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Encoding: \xff\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nExpect: \xff\r\nContent-Length: 2\r\n",
+        b"POST /v1/files HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=\xff\r\n",
+        b"POST /v1/files HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\nContent-Encoding: \xff\r\n",
+        b"GET /v1/models HTTP/1.1\r\nAuthorization: \xff \xff\r\n",
+    ],
+)
+async def test_bytes_that_are_no_text_in_a_head_are_refused_as_any_other(head: bytes) -> None:
+    async with running(text_deployment('api_keys = ["k"]')) as deployment:
+        keyed = b"" if b"Authorization" in head else b"Authorization: Bearer k\r\n"
+        sent = head + keyed + b"Host: x\r\nX-Request-Id: \xff\r\nConnection: close\r\n\r\n"
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert 400 <= status < 500
+        assert document["error"]["code"] == status
+
+
 async def test_body_that_only_drips_is_answered() -> None:
     """Each byte comes in time; all of them would take for ever."""
     async with running(text_deployment("body_timeout_s = 20\nbody_total_timeout_s = 0.5")) as deployment:

@@ -13,7 +13,21 @@ from yarl import URL
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from uploads import A_FILE, END, FILES, HEAD, PURPOSE, exchange, field, files_deployment, folder_of, names, post, put
+from uploads import (
+    A_FILE,
+    END,
+    FILES,
+    HEAD,
+    PURPOSE,
+    exchange,
+    field,
+    files_deployment,
+    folder_of,
+    names,
+    post,
+    put,
+    turn,
+)
 
 from actors.testing import running
 from gateways.openai_files import check_folder
@@ -74,15 +88,16 @@ async def test_hundred_uploads_of_which_a_third_breaks_off() -> None:
 
         async def break_off() -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
-            writer.write(f"{HEAD}Content-Length: 1000000\r\n\r\n".encode() + PURPOSE + A_FILE[:-2])
+            begun = PURPOSE + field("file", bytes(300_000), filename="a.txt")
+            writer.write(f"{HEAD}Content-Length: 1000000\r\n\r\n".encode() + begun[:-2])
             while "part" not in names(deployment):
-                await session.get("/version")
+                await turn(session)
             writer.close()
             await writer.wait_closed()
 
         await asyncio.gather(*(break_off() if i % 3 == 0 else put(session) for i in range(99)))
         while "part" in names(deployment):
-            await session.get("/version")
+            await turn(session)
 
         assert names(deployment) == ["blob"] * 66 + ["json"] * 66
 
@@ -106,10 +121,10 @@ async def test_client_that_leaves_within_the_commit_leaves_nothing(monkeypatch) 
             await begun.wait()
             writer.close()
             await writer.wait_closed()
-            await session.get("/version")
+            await turn(session)
             go_on.set()
         while names(deployment):
-            await session.get("/version")
+            await turn(session)
         async with session.get(FILES) as response:
             assert (await response.json())["data"] == []
 
@@ -189,7 +204,7 @@ async def test_expired_file_is_swept_at_its_time(monkeypatch) -> None:
         status, document = await post(session, PURPOSE + A_FILE + expiring + END)
         assert status == 200
         while len(names(deployment)) > 2:
-            await session.get("/version")
+            await turn(session)
         async with session.get(f"{FILES}/{document['id']}") as response:
             assert response.status == 404
         async with session.get(FILES) as response:

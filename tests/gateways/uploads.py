@@ -85,3 +85,9 @@ async def exchange(port: int, sent: bytes) -> tuple[int, dict[str, Any]]:
         await writer.wait_closed()
     head, _, rest = raw.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(rest)
+
+
+async def turn(session: aiohttp.ClientSession) -> None:
+    """Let the gateway's loop go round."""
+    async with session.get("/version"):
+        pass

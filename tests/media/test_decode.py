@@ -213,6 +213,15 @@ def test_stereo_stays_apart() -> None:
     assert samples.shape == (RATE_HZ, 2)
 
 
+def test_title_in_another_encoding_is_no_damage() -> None:
+    data = sound("wav", "pcm_s16le")
+    title = b"LIST" + struct.pack("<I", 16) + b"INFOINAM" + struct.pack("<I", 4) + b"\xfc\xe9\xff\0"
+    tagged = data + title
+    _, samples = run(tagged[:4] + struct.pack("<I", len(tagged) - 8) + tagged[8:], AUDIO)
+
+    assert len(samples) == RATE_HZ
+
+
 def test_sound_of_a_video_is_found() -> None:
     audio, samples = run(videos()["mp4-h264-sound"], AUDIO)
 

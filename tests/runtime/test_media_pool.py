@@ -293,4 +293,4 @@ def _one_pool(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) 
     if _shared.pool is not None:
         _shared.pool.close()
     _shared.runner.close()
-    assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
+    assert [vars(record).get("fields") for record in caplog.get_records("call") if record.levelname != "DEBUG"] == []

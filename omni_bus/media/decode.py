@@ -121,8 +121,8 @@ def decode(file: BinaryIO, request: Request, out: Out) -> Image | Audio | Video:
         BadInput: another kind of file, damaged or cut off; says why, and what is allowed.
         MediaTooLarge: beyond a limit.
     """
-    import av
     import av.error
+    import av.logging
 
     av.logging.set_level(av.logging.PANIC)
     field = request.field
@@ -226,7 +226,7 @@ def _on_white(rgba: Any) -> Any:
     """Blend with white, row by row: no second picture of larger numbers is made."""
     import numpy as np
 
-    rgb = np.empty((*rgba.shape[:2], 3), np.uint8)
+    rgb: Any = np.empty((*rgba.shape[:2], 3), np.uint8)
     for row, source in zip(rgb, rgba, strict=True):
         alpha = source[:, 3:].astype(np.uint16)
         row[:] = (source[:, :3] * alpha + 255 * (255 - alpha) + 127) // 255
@@ -251,6 +251,7 @@ class _Opened:
 
     def __init__(self, file: BinaryIO, request: AudioRequest | VideoRequest) -> None:
         import av
+        from av.stream import Disposition
 
         field, wanted = request.field, "audio" if isinstance(request, AudioRequest) else "video"
         kind = _known(file.read(HEAD_BYTES), CONTAINERS, field)
@@ -272,7 +273,7 @@ class _Opened:
         )
         streams = getattr(self.container.streams, wanted)
         # A cover picture within a sound file is a video stream by name only.
-        streams = [s for s in streams if not s.disposition & av.stream.Disposition.attached_pic]
+        streams = [s for s in streams if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise BadInput(f"{field}: a {kind} file without {wanted} came (allowed: one with {wanted})", field=field)
         self.stream: Any = streams[0]
@@ -280,7 +281,8 @@ class _Opened:
         name = self.stream.codec_context.name if self.stream.codec_context is not None else "an unknown codec"
         if name not in codecs:
             raise BadInput(f"{field}: {wanted} coded as {name} came (allowed: {', '.join(codecs)})", field=field)
-        self.stream.codec_context.thread_count = 1
+        self.context: Any = self.stream.codec_context
+        self.context.thread_count = 1
         self.seconds = self._declared_seconds()
         if self.seconds is not None and self.seconds > request.max_seconds:
             raise _too_long(field, self.seconds, request.max_seconds)
@@ -328,7 +330,7 @@ def _check_wav(file: BinaryIO, field: str) -> None:
 def _audio(opened: _Opened, request: AudioRequest, out: Out) -> Audio:
     import av
 
-    field, context = request.field, opened.stream.codec_context
+    field, context = request.field, opened.context
     rate_hz, channels = request.rate_hz or context.sample_rate, request.channels or context.channels
     if not context.sample_rate or not context.channels:
         raise _damaged(field, "it holds no sound")
@@ -377,7 +379,7 @@ def _resampled(resampler: Any, opened: _Opened) -> Iterator[Any]:
 
 
 def _video(opened: _Opened, request: VideoRequest, out: Out) -> Video:
-    field, context = request.field, opened.stream.codec_context
+    field, context = request.field, opened.context
     _check_pixels(context.width, context.height, request.max_pixels, field)
     context.options = {"max_pixels": str(request.max_pixels)}
     fps = _rate(opened, request)

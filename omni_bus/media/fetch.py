@@ -254,8 +254,9 @@ class Fetcher:
 
     async def _get(self, url: URL, field: str) -> aiohttp.ClientResponse:
         limit_s = self._options.first_byte_timeout_s
+        first = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s) as first:
+            async with first:
                 return await self._session.get(url, allow_redirects=False)
         except TimeoutError:
             if not first.expired():

@@ -208,6 +208,8 @@ class MediaPool:
                 await worker.begin()
         except (TimeoutError, _Lost):
             self._end(worker)
+            if not self._is_closed:
+                logger.error("a process that decodes media does not start; it needs PyAV (extra media)")  # noqa: TRY400 (its own output says why)
             raise Unavailable("no process for decoding media could be started") from None
         except BaseException:
             self._end(worker)

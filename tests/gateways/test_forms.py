@@ -160,9 +160,11 @@ class _Shared:
         if self.deployment is None:
             self.stack = running(files_deployment("max_caller_files = 100000"))
             self.deployment = await self.stack.__aenter__()
-        async with aiohttp.ClientSession(self.deployment.url) as session:
+        deployment = self.deployment
+        assert deployment is not None
+        async with aiohttp.ClientSession(deployment.url) as session:
             status, _ = await post(session, body)
-        return status, names(self.deployment).count("part")
+        return status, names(deployment).count("part")
 
     async def stop(self) -> None:
         if self.stack is not None:

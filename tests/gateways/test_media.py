@@ -15,7 +15,17 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "media"))
 
-from samples import HEIGHT, RATE_HZ, SECONDS, WIDTH, images, png, slope, sounds, videos
+from samples import (  # type: ignore[import-not-found] (put on the path above)
+    HEIGHT,
+    RATE_HZ,
+    SECONDS,
+    WIDTH,
+    images,
+    png,
+    slope,
+    sounds,
+    videos,
+)
 
 from actors.testing import running
 from gateways.http import HttpGateway, json_response, read_json
@@ -40,7 +50,6 @@ class Looking(HttpGateway):
     """Tells what it sees: the smallest gateway that takes media."""
 
     Options = MediaOptions
-    options: MediaOptions
     _reader: MediaReader
 
     @classmethod
@@ -54,6 +63,7 @@ class Looking(HttpGateway):
         return app
 
     async def _lifetime(self, app: web.Application) -> AsyncIterator[None]:
+        assert isinstance(self.options, MediaOptions)
         self._reader = MediaReader(self.options)
         yield
         await self._reader.close()

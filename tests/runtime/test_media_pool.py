@@ -18,7 +18,19 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "media"))
 
-from samples import HEIGHT, RATE_HZ, WIDTH, encoded, images, png, png_chunk, slope, sounds, tone, videos
+from samples import (  # type: ignore[import-not-found] (put on the path above)
+    HEIGHT,
+    RATE_HZ,
+    WIDTH,
+    encoded,
+    images,
+    png,
+    png_chunk,
+    slope,
+    sounds,
+    tone,
+    videos,
+)
 
 from omni_bus.errors import BadInput, MediaTooLarge, Unavailable
 from omni_bus.media.decode import AudioRequest, ImageRequest, VideoRequest
@@ -181,6 +193,17 @@ async def test_closed_pool_ends_what_waits_and_what_runs() -> None:
         for task in tasks:
             with pytest.raises(Unavailable, match="stopping"):
                 await task
+
+
+async def test_process_that_cannot_start_is_said_once_and_tried_again(monkeypatch, caplog, tmp_path: Path) -> None:
+    (tmp_path / "av.py").write_text("raise ImportError('no av here')")
+    with pool() as decoders:
+        with monkeypatch.context() as patched:
+            patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+            with pytest.raises(Unavailable, match="no process for decoding media could be started"):
+                await decoders.decode(images()["png"], IMAGE)
+        assert "needs PyAV" in caplog.text
+        assert await decoders.decode(images()["png"], IMAGE)
 
 
 async def test_process_is_replaced_after_so_many_files(monkeypatch) -> None:

@@ -62,7 +62,13 @@ class GatewayActor:
         )
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
         state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
-        actor = cls(client, kind(options, client, pipelines, name=name, state_dir=state_dir))
+        callers = deployment.config.callers
+        try:
+            gateway = kind(options, client, pipelines, name=name, callers=callers, state_dir=state_dir)
+        except BaseException:
+            await client.close()
+            raise
+        actor = cls(client, gateway)
         await actor.server.start(sock)
         client.ready()
         return actor

@@ -18,6 +18,7 @@ from omni_bus.errors import (
     DeadlineExceeded,
     MediaTooLarge,
     OmniBusError,
+    QuotaExceeded,
     Refused,
     RequestCancelled,
     StageFailed,
@@ -37,6 +38,7 @@ TYPES: dict[int, str] = {
     416: "RangeNotSatisfiableError",
     417: "ExpectationFailedError",
     422: "UnprocessableEntityError",
+    429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
@@ -102,6 +104,8 @@ def to_problem(error: Exception) -> Problem:
             return Problem(400, scrub(error.message), param=error.field or None)
         case StorageFull():
             return Problem(507, scrub(error.message), headers=_retry_hint(is_safe=False))
+        case QuotaExceeded():
+            return Problem(429, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case Refused():
             return Problem(503, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case DeadlineExceeded():

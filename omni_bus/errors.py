@@ -8,11 +8,12 @@
     │   ├── InputTooLarge   a body, prompt or payload over its limit
     │   │   └── MediaTooLarge   a file, picture, sound or video over one of its limits
     │   ├── Unreachable     an address that the caller named does not answer as it must
-    │   ├── QuotaExceeded   what the caller keeps here is as much as it may
+    │   ├── StorageQuotaExceeded   what the caller keeps here is as much as it may
     │   └── ConfigError     a deployment file that can't be served; carries every problem at once
     ├── BadFrame            the peer's fault: bytes or a frame that break the protocol
     ├── Refused             capacity: nothing wrong with the request, try again after `retry_after_s`
     │   ├── Overloaded      the queue is full
+    │   ├── QuotaExceeded   the caller's own limit or rate
     │   ├── Unavailable     a needed stage is not there (starting, lost, draining)
     │   └── StorageFull     the disk, or what all callers together may keep on it, is full
     ├── DeadlineExceeded    the request's own time limit passed
@@ -102,10 +103,10 @@ class Unreachable(BadInput):
     code = "unreachable"
 
 
-class QuotaExceeded(BadInput):
+class StorageQuotaExceeded(BadInput):
     """What the caller keeps here is as much as it may: something must be deleted first."""
 
-    code = "quota_exceeded"
+    code = "storage_quota_exceeded"
 
 
 class ConfigError(BadInput):
@@ -134,6 +135,12 @@ class Overloaded(Refused):
     """In-flight and queue limits are reached."""
 
     code = "overloaded"
+
+
+class QuotaExceeded(Refused):
+    """The caller is at a limit of its own, whatever capacity there is."""
+
+    code = "quota_exceeded"
 
 
 class Unavailable(Refused):
@@ -186,10 +193,11 @@ _BY_CODE: dict[str, type[OmniBusError]] = {
         InputTooLarge,
         MediaTooLarge,
         Unreachable,
-        QuotaExceeded,
+        StorageQuotaExceeded,
         BadFrame,
         Refused,
         Overloaded,
+        QuotaExceeded,
         Unavailable,
         StorageFull,
         DeadlineExceeded,

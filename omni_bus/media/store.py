@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from omni_bus.errors import BadInput, QuotaExceeded, StorageFull, Unavailable
+from omni_bus.errors import BadInput, StorageFull, StorageQuotaExceeded, Unavailable
 from omni_bus.media.spool import BatchWriter, run_to_end, too_large, write_all
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Store:
             what: the caller's field, for refusals.
 
         Raises:
-            QuotaExceeded: the owner keeps as much as it may.
+            StorageQuotaExceeded: the owner keeps as much as it may.
             StorageFull: all together do, or the disk has no room.
             Unavailable: the folder can't be used.
         """
@@ -149,7 +149,7 @@ class Store:
 
         Raises:
             MediaTooLarge: it would be more than its `max_bytes`.
-            QuotaExceeded: the owner would keep more than it may.
+            StorageQuotaExceeded: the owner would keep more than it may.
             StorageFull: all together would, or the disk has no room.
         """
         if upload.num_bytes + len(piece) > upload.max_bytes:
@@ -174,7 +174,7 @@ class Store:
 
         Raises:
             BadInput: it is empty.
-            QuotaExceeded, StorageFull: as in `append`.
+            StorageQuotaExceeded, StorageFull: as in `append`.
         """
         if not upload.num_bytes:
             raise BadInput(f"{upload.what}: an empty file came (allowed: at least one byte)", field=upload.what)
@@ -258,7 +258,7 @@ class Store:
         """Refuse an upload that is, with what it has so far, too much.
 
         Raises:
-            QuotaExceeded: for its owner.
+            StorageQuotaExceeded: for its owner.
             StorageFull: for all.
         """
         quota, kept = self._quota, self.usage(upload.owner)
@@ -266,7 +266,7 @@ class Store:
         num_bytes = kept.num_bytes + sum(other.num_bytes for other in mine)
         num_files = kept.num_files + len(mine)
         if num_bytes > quota.max_owner_bytes or num_files > quota.max_owner_files:
-            raise QuotaExceeded(
+            raise StorageQuotaExceeded(
                 f"{upload.what}: with this one {num_files} files of {num_bytes} bytes would be kept for you "
                 f"(allowed: {quota.max_owner_files} files of {quota.max_owner_bytes} bytes; delete some)",
                 field=upload.what,
@@ -417,7 +417,7 @@ class Store:
         """
         status = os.fstatvfs(self._folder)
         if status.f_bavail * status.f_frsize < self._quota.min_free_bytes:
-            raise StorageFull("the server's disk is full")
+            raise _disk_full()
 
     def _unlink(self, name: str) -> bool:
         try:
@@ -456,10 +456,15 @@ def _own_folder(path: str) -> int:
     return fd
 
 
+def _disk_full() -> StorageFull:
+    logger.warning("an upload was refused: the disk of the folder of files is full")
+    return StorageFull("the server's disk is full")
+
+
 def disk_error(error: OSError) -> StorageFull | Unavailable:
     """Return what callers are told of a disk that does not do what it should."""
     if error.errno in _FULL:
-        return StorageFull("the server's disk is full")
+        return _disk_full()
     logger.error("the folder of files can't be used", extra={"fields": {"reason": error.strerror}})
     return Unavailable("the server can't store files now", retry_after_s=60.0)
 

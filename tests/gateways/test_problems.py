@@ -18,12 +18,13 @@ from omni_bus import errors
         (errors.InputTooLarge("prompt too long", field="prompt"), 400, "BadRequestError"),
         (errors.MediaTooLarge("too many pixels", field="image_url"), 413, "RequestTooLargeError"),
         (errors.Unreachable("no answer", field="image_url"), 422, "UnprocessableEntityError"),
-        (errors.QuotaExceeded("delete some", field="file"), 400, "BadRequestError"),
+        (errors.StorageQuotaExceeded("delete some", field="file"), 400, "BadRequestError"),
         (errors.StorageFull("disk"), 507, "InsufficientStorageError"),
         (Problem(415, "text/plain"), 415, "UnsupportedMediaTypeError"),
         (Problem(416, "bytes=9-"), 416, "RangeNotSatisfiableError"),
         (Problem(400, "\udcff came", param="\udcff"), 400, "BadRequestError"),
         (errors.Overloaded("full", retry_after_s=2.1), 503, "ServiceUnavailableError"),
+        (errors.QuotaExceeded("too much", retry_after_s=0.2), 429, "RateLimitError"),
         (errors.Unavailable("no replica", stage="llm"), 503, "ServiceUnavailableError"),
         (errors.DeadlineExceeded("late"), 504, "GatewayTimeoutError"),
         (errors.StageFailed("broke", stage="llm"), 500, "InternalServerError"),
@@ -53,6 +54,7 @@ def test_field_becomes_param() -> None:
 def test_refusal_says_when_to_come_back() -> None:
     assert to_problem(errors.Overloaded("full", retry_after_s=2.1)).headers == {"Retry-After": "3"}
     assert to_problem(errors.Unavailable("no")).headers == {"Retry-After": "1"}
+    assert to_problem(errors.QuotaExceeded("slower", retry_after_s=17.2)).headers == {"Retry-After": "18"}
 
 
 @pytest.mark.parametrize("is_safe", [True, False])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_bus.errors import BadInput, MediaTooLarge, QuotaExceeded, StorageFull, Unavailable
+from omni_bus.errors import BadInput, MediaTooLarge, StorageFull, StorageQuotaExceeded, Unavailable
 from omni_bus.media import spool, store
 from omni_bus.media.store import Entry, Quota, Store
 
@@ -311,7 +311,9 @@ async def test_file_beyond_its_limit_is_refused_while_it_comes(kept: Store, tmp_
 async def test_owner_has_so_many_bytes(tmp_path: Path) -> None:
     kept = limited(tmp_path, max_owner_bytes=1000)
     first = await put(kept, b"x" * 600)
-    with pytest.raises(QuotaExceeded, match=r"2 files of 1001 bytes .*allowed: 100 files of 1000 bytes; delete some"):
+    with pytest.raises(
+        StorageQuotaExceeded, match=r"2 files of 1001 bytes .*allowed: 100 files of 1000 bytes; delete some"
+    ):
         await put(kept, b"x" * 401)
     await put(kept, b"x" * 401, owner="you")
     await put(kept, b"x" * 400)
@@ -325,7 +327,7 @@ async def test_owner_has_so_many_files_of_all_kinds(tmp_path: Path) -> None:
     kept = limited(tmp_path, max_owner_files=2)
     await put(kept, kind="voice")
     await put(kept)
-    with pytest.raises(QuotaExceeded, match="3 files of"):
+    with pytest.raises(StorageQuotaExceeded, match="3 files of"):
         await kept.begin("file", "me", max_bytes=10)
     assert kept._uploads == {}
     kept.close()
@@ -335,7 +337,7 @@ async def test_uploads_under_way_count(tmp_path: Path) -> None:
     kept = limited(tmp_path, max_owner_bytes=1000, max_total_bytes=1500)
     async with await kept.begin("file", "me", max_bytes=1000) as upload:
         await upload.write(b"x" * 800)
-        with pytest.raises(QuotaExceeded):
+        with pytest.raises(StorageQuotaExceeded):
             await put(kept, b"x" * 201)
         with pytest.raises(StorageFull, match="as many bytes of files as it may"):
             await put(kept, b"x" * 701, owner="you")
@@ -353,7 +355,7 @@ async def test_two_processes_together_keep_within_the_limits(tmp_path: Path) -> 
         await first.write(b"x" * 600)
         await second.write(b"x" * 600)
         await first.commit({})
-        with pytest.raises(QuotaExceeded):
+        with pytest.raises(StorageQuotaExceeded):
             await second.commit({})
     assert [entry.num_bytes for entry in await two.entries("file", "me")] == [600]
     one.close()
@@ -365,7 +367,7 @@ async def test_concurrent_uploads_of_one_owner_never_pass_its_quota(tmp_path: Pa
     results = await asyncio.gather(*(put(kept, b"x" * 30_000, piece=1000) for _ in range(10)), return_exceptions=True)
 
     assert sum(isinstance(result, Entry) for result in results) <= 3
-    assert all(isinstance(result, Entry | QuotaExceeded) for result in results)
+    assert all(isinstance(result, Entry | StorageQuotaExceeded) for result in results)
     assert kept.usage("me").num_bytes <= 100_000
     kept.close()
 

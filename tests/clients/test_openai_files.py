@@ -97,6 +97,21 @@ async def test_files_of_one_key_are_invisible_to_another() -> None:
         assert (await mine.files.content(made.id)).content == b"mine"
 
 
+async def test_files_belong_to_a_caller_whatever_its_keys_are(tmp_path: Path) -> None:
+    """Not to a key's place in a list: after keys came and went, everybody has what was theirs."""
+    kept = TOML.format(gateway=f'files_dir = "{tmp_path}/kept"')
+    named = '[callers.gold]\nkeys = ["gold-1", "gold-2"]\n'
+    async with running(named + kept) as deployment:
+        ids = {}
+        for key in ("gold-1", "one", "two"):
+            async with client_of(deployment, key) as client:
+                ids[key] = (await client.files.create(file=("a", key.encode()), purpose="user_data")).id
+    async with running(named.replace("gold-1", "gold-3") + kept.replace('["one", "two"]', '["two"]')) as deployment:
+        for key, expected in (("gold-2", ["gold-1"]), ("gold-3", ["gold-1"]), ("two", ["two"])):
+            async with client_of(deployment, key) as client:
+                assert [file.id async for file in client.files.list()] == [ids[key] for key in expected]
+
+
 async def test_refusals_are_the_clients_own_error_classes() -> None:
     gateway = "max_file_bytes = 1000\nmax_caller_bytes = 1500\nmax_caller_files = 2"
     async with running(TOML.format(gateway=gateway)) as deployment, client_of(deployment) as client:

@@ -25,7 +25,7 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, DeadlineExceeded, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
@@ -70,6 +70,10 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 RequestEvent: TypeAlias = Item | End
 
+OVERDUE_S = 1.0
+"""The coordinator ends a request whose time limit passed; a client that is not told so within this gives it up, since
+the submit, the answer or the news of the end may have been lost."""
+
 
 class Request:
     """One admitted request. Iterate over it once; asking for the next item gives the last one's credit back."""
@@ -84,6 +88,7 @@ class Request:
         self._unconsumed: Item | None = None
         self._error: OmniBusError | None = None
         self._is_over = False
+        self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> Route:
@@ -172,8 +177,17 @@ class Request:
 
     # --- called by the client ---------------------------------------------------------------------------------
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Give it up if nobody ends it in time; its limit may become known, or be counted anew, when it is admitted."""
+        if timeout_s is None or self._is_over:
+            return
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
+
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it."""
+        self.limit(route.timeout_s)
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -191,10 +205,17 @@ class Request:
         """It is over."""
         self._end(error)
 
+    def _give_up(self) -> None:
+        message = "the request's time limit passed, and the coordinator did not say so"
+        self._end(DeadlineExceeded(message))
+        self.cancel(message)
+
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         self._error = error
         self._has_event.set()
         for event in self._writable.values():
@@ -305,6 +326,7 @@ class BusClient:
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
+        request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import msgspec
 
 from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
+from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.errors import BadInput, DeadlineExceeded, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
+from omni_bus.runtime.vigil import ANSWER_S, Vigil
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
     Chunk,
@@ -94,6 +96,11 @@ class Request:
     def route(self) -> Route:
         """Where the request runs."""
         return self._admitted.result()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """It was neither admitted nor refused yet."""
+        return not self._admitted.done()
 
     @property
     def is_over(self) -> bool:
@@ -183,7 +190,13 @@ class Request:
             return
         if self._overdue is not None:
             self._overdue.cancel()
-        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
+        error = DeadlineExceeded("the request's time limit passed, and the coordinator did not say so")
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self.give_up, error)
+
+    def give_up(self, error: OmniBusError) -> None:
+        """End it with an error of our own; harmless after its end."""
+        self._end(error)
+        self.cancel(error.message)
 
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it."""
@@ -204,11 +217,6 @@ class Request:
     def on_ended(self, error: OmniBusError | None) -> None:
         """It is over."""
         self._end(error)
-
-    def _give_up(self) -> None:
-        message = "the request's time limit passed, and the coordinator did not say so"
-        self._end(DeadlineExceeded(message))
-        self.cancel(message)
 
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
@@ -253,6 +261,7 @@ class BusClient:
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+        self._vigil = Vigil(waiting=self._unanswered, ask=lambda: self.admin("status"), give_up=self._give_up)
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -327,6 +336,7 @@ class BusClient:
         request = Request(self, new_request_id())
         self.requests[request.id] = request
         request.limit(timeout_s)
+        self._vigil.begin()
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
@@ -348,6 +358,11 @@ class BusClient:
         finally:
             del self._calls[call]
 
+    @property
+    def address(self) -> dict[str, str]:
+        """This client as a supervisor reads it from the log."""
+        return self._driver.address
+
     def tell_lost(self, peer: Peer) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
         self.perform(self._member.lost(peer))
@@ -363,6 +378,7 @@ class BusClient:
 
     async def close(self, linger_s: float = 1.0) -> None:
         """Cancel what runs, say goodbye, close; what can't be sent within `linger_s` is dropped."""
+        self._vigil.close()
         for request in list(self.requests.values()):
             request.cancel("the client closed")
         for call in self._calls.values():
@@ -402,6 +418,15 @@ class BusClient:
                         self._on_lost(frame.peer)
             case _:
                 self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _unanswered(self) -> set[RequestId]:
+        return {name for name, request in self.requests.items() if request.is_unanswered}
+
+    def _give_up(self, requests: set[RequestId]) -> None:
+        for name in requests:
+            message = f"the coordinator does not answer (waited {ANSWER_S:g} s)"
+            error = Unavailable(message, is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+            self.requests[name].give_up(error)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))

@@ -1,0 +1,154 @@
+"""A deployment that is watched while it suffers: its processes as they come and go, what they hold, what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUN_FOLDER = "XDG_RUNTIME_DIR"
+LEFT_ALONE = {"bench.toml", "omni-bus", "omni-bus/.lock"}
+"""In the folder that a deployment was given: its file, and what all deployments of a user share."""
+
+SHM = Path("/dev/shm")  # noqa: S108 (only looked at)
+
+
+class Watched(measured.Deployment):
+    """A deployment whose log is followed and whose remains are listed.
+
+    Args:
+        toml: the deployment file's text.
+        log: where every line of the log goes.
+        on_event: called on another thread with each line, decoded.
+    """
+
+    def __init__(
+        self, toml: str, *, log: Path | None = None, on_event: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        super().__init__(toml)
+        self._log = log
+        self._on_event = on_event
+        self._shm_before = set(SHM.iterdir())
+        self.phases: dict[str, str] = {}
+        """What each process does, by its supervisor's word."""
+        self.num_tracebacks = 0
+        """Log lines with a traceback: failures that nobody had foreseen."""
+        self.exit_code: int | None = None
+        self.left: list[str] = []
+        """After the stop: everything that it should have taken along."""
+
+    @property
+    def url(self) -> str:
+        """Where its gateway listens."""
+        return self.ready["gateways"]["openai"]
+
+    def __enter__(self) -> Watched:
+        super().__enter__()
+        self.phases.update(dict.fromkeys(self.pids, "ready"))
+        return self
+
+    def _read_on(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with contextlib.ExitStack() as stack:
+            out = None if self._log is None else stack.enter_context(self._log.open("wb"))
+            for line in self._process.stdout:
+                if out is not None:
+                    out.write(line)
+                self._take(json.loads(line))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "process":
+            self.phases[event["process"]] = event["phase"]
+            if "pid" in event:
+                self.pids[event["process"]] = event["pid"]
+        self.num_tracebacks += "traceback" in event
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _stop(self) -> None:
+        super()._stop()
+        assert self._process is not None
+        self.exit_code = self._process.returncode
+        self.left = self._leftovers()
+
+    def stale_files(self) -> list[str]:
+        """List sockets in the run directory that are of no process which lives: what its dead have left there."""
+        ours = [f"-{pid}.sock" for pid in self.pids.values()]
+        sockets = (self._folder / "omni-bus").rglob("*.sock")
+        return [
+            path.name for path in sockets if path.name != "coordinator.sock" and not path.name.endswith(tuple(ours))
+        ]
+
+    def _leftovers(self) -> list[str]:
+        """List processes, files, segments and ports that outlived the deployment."""
+        mark = f"{RUN_FOLDER}={self._folder}\0".encode()
+        found = [f"process {pid}: {command}" for pid, command in processes_with(mark).items()]
+        files = {str(path.relative_to(self._folder)) for path in self._folder.rglob("*")}
+        found += [f"file {name}" for name in sorted(files - LEFT_ALONE)]
+        own = {str(pid) for pid in self.pids.values()}
+        for path in set(SHM.iterdir()) - self._shm_before:
+            # Others use this folder too: ours bear a name of ours or the number of a process of ours.
+            if "omni" in path.name or own.intersection(path.name.replace("_", "-").replace(".", "-").split("-")):
+                found.append(f"segment {path}")
+        for url in self.ready.get("gateways", {}).values():
+            address = urlsplit(url)
+            with socket.socket() as probe:
+                if probe.connect_ex((address.hostname, address.port)) == 0:
+                    found.append(f"port {address.port}")
+        return found
+
+
+def processes_with(mark: bytes) -> dict[int, str]:
+    """Return the running processes with a mark in their environment, and their command lines."""
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(path.name) != os.getpid() and mark in (path / "environ").read_bytes() + b"\0":
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+class Holdings(msgspec.Struct, frozen=True):
+    """What one process holds (proc(5))."""
+
+    resident_bytes: int
+    num_fds: int
+    num_threads: int
+    num_segments: int
+    """Shared memory that it has mapped, its own and others'."""
+    segment_bytes: int
+    """Pages of such memory that are its share of."""
+
+
+def holdings(pid: int) -> Holdings:
+    """Look at a process.
+
+    Raises:
+        OSError: it is gone.
+    """
+    folder = Path(f"/proc/{pid}")
+    num_segments = segment_bytes = 0
+    for line in (folder / "maps").read_text().splitlines():
+        if "/memfd:" in line:
+            first, _, last = line.split()[0].partition("-")
+            num_segments += 1
+            segment_bytes += int(last, 16) - int(first, 16)
+    return Holdings(
+        resident_bytes=measured.resident_bytes(pid),
+        num_fds=len(list((folder / "fd").iterdir())),
+        num_threads=len(list((folder / "task").iterdir())),
+        num_segments=num_segments,
+        segment_bytes=segment_bytes,
+    )

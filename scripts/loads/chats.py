@@ -33,6 +33,7 @@ max_restart_delay_s = 1.0
 [stages.llm]
 adapter = "synthetic-text"
 replicas = {replicas}
+tokens = {tokens}
 step_time_s = {step_time_s}
 max_num_seqs = {slots}
 max_resident = {slots}
@@ -60,6 +61,7 @@ def toml(
     gateways: int = 1,
     slots: int = 64,
     max_queued: int = 256,
+    tokens: int = 16,
     step_time_s: float = 0.01,
     heartbeat_s: float = 1.0,
     more: str = "",
@@ -71,12 +73,13 @@ def toml(
         gateways: processes of the gateway.
         slots: requests that a replica works on at once, and that the pipeline admits in all.
         max_queued: requests that may wait to be admitted.
+        tokens: words of an answer whose request does not say.
         step_time_s: what one word takes.
         heartbeat_s: see the configuration.
         more: further keys of the deployment.
     """
     values = {"replicas": replicas, "gateways": gateways, "slots": slots, "max_queued": max_queued, "more": more}
-    values |= {"step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "samples_per_character": SAMPLES_PER_CHARACTER}
+    values |= {"tokens": tokens, "step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "samples_per_character": SAMPLES_PER_CHARACTER}
     return TOML.format(**values)
 
 

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -40,10 +41,12 @@ class Watched(measured.Deployment):
         self._log = log
         self._on_event = on_event
         self._shm_before = set(SHM.iterdir())
+        self._all_pids: set[int] = set()
         self.phases: dict[str, str] = {}
         """What each process does, by its supervisor's word."""
         self.num_tracebacks = 0
         """Log lines with a traceback: failures that nobody had foreseen."""
+        self._changed = threading.Condition()
         self.exit_code: int | None = None
         self.left: list[str] = []
         """After the stop: everything that it should have taken along."""
@@ -53,10 +56,22 @@ class Watched(measured.Deployment):
         """Where its gateway listens."""
         return self.ready["gateways"]["openai"]
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> Self:
         super().__enter__()
-        self.phases.update(dict.fromkeys(self.pids, "ready"))
+        self._all_pids.update(self.pids.values())
+        with self._changed:
+            self.phases = dict.fromkeys(self.pids, "ready") | self.phases
         return self
+
+    def wait_until_ready(self, limit_s: float) -> None:
+        """Block until all processes serve.
+
+        Raises:
+            TimeoutError: some do not within the limit.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: set(self.phases.values()) == {"ready"}, limit_s):
+                raise TimeoutError(f"not ready after {limit_s:g} s: {self.phases}")
 
     def _read_on(self) -> None:
         assert self._process is not None
@@ -70,9 +85,12 @@ class Watched(measured.Deployment):
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "process":
-            self.phases[event["process"]] = event["phase"]
-            if "pid" in event:
-                self.pids[event["process"]] = event["pid"]
+            with self._changed:
+                self.phases[event["process"]] = event["phase"]
+                if "pid" in event:
+                    self.pids[event["process"]] = event["pid"]
+                    self._all_pids.add(event["pid"])
+                self._changed.notify_all()
         self.num_tracebacks += "traceback" in event
         if self._on_event is not None:
             self._on_event(event)
@@ -97,7 +115,7 @@ class Watched(measured.Deployment):
         found = [f"process {pid}: {command}" for pid, command in processes_with(mark).items()]
         files = {str(path.relative_to(self._folder)) for path in self._folder.rglob("*")}
         found += [f"file {name}" for name in sorted(files - LEFT_ALONE)]
-        own = {str(pid) for pid in self.pids.values()}
+        own = {str(pid) for pid in self._all_pids}
         for path in set(SHM.iterdir()) - self._shm_before:
             # Others use this folder too: ours bear a name of ours or the number of a process of ours.
             if "omni" in path.name or own.intersection(path.name.replace("_", "-").replace(".", "-").split("-")):
@@ -128,8 +146,6 @@ class Holdings(msgspec.Struct, frozen=True):
     num_threads: int
     num_segments: int
     """Shared memory that it has mapped, its own and others'."""
-    segment_bytes: int
-    """Pages of such memory that are its share of."""
 
 
 def holdings(pid: int) -> Holdings:
@@ -139,16 +155,9 @@ def holdings(pid: int) -> Holdings:
         OSError: it is gone.
     """
     folder = Path(f"/proc/{pid}")
-    num_segments = segment_bytes = 0
-    for line in (folder / "maps").read_text().splitlines():
-        if "/memfd:" in line:
-            first, _, last = line.split()[0].partition("-")
-            num_segments += 1
-            segment_bytes += int(last, 16) - int(first, 16)
     return Holdings(
         resident_bytes=measured.resident_bytes(pid),
         num_fds=len(list((folder / "fd").iterdir())),
         num_threads=len(list((folder / "task").iterdir())),
-        num_segments=num_segments,
-        segment_bytes=segment_bytes,
+        num_segments=(folder / "maps").read_text().count("/memfd:"),
     )

@@ -86,9 +86,7 @@ class Run:
 
     async def recover(self) -> list[Chat]:
         """Wait until all processes are back; return one request for each stream, which nothing disturbs."""
-        async with asyncio.timeout(measured.START_S):
-            while any(phase != "ready" for phase in self.deployment.phases.values()):
-                await asyncio.sleep(0.1)
+        await asyncio.to_thread(self.deployment.wait_until_ready, measured.START_S)
         found = [Chat(marker=f"after-{number}", num_tokens=NUM_TOKENS) for number in range(self._args.streams)]
         async with chats.session(self.deployment.url) as http, asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(chats.run(http, chat, Manner()) for chat in found))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 SAMPLES_PER_CHARACTER = 48
+SOUND_CHUNK_BYTES = 256 * 1024
+"""Of one chunk of sound at most; from 64 KiB on, chunks travel through shared memory."""
+
 
 TOML = """
 heartbeat_s = {heartbeat_s}
@@ -78,9 +81,9 @@ def toml(
         heartbeat_s: see the configuration.
         more: further keys of the deployment.
     """
-    values = {"replicas": replicas, "gateways": gateways, "slots": slots, "max_queued": max_queued, "more": more}
-    values |= {"tokens": tokens, "step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "samples_per_character": SAMPLES_PER_CHARACTER}
-    return TOML.format(**values)
+    values: dict[str, Any] = {"replicas": replicas, "gateways": gateways, "slots": slots, "max_queued": max_queued}
+    values |= {"tokens": tokens, "step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "more": more}
+    return TOML.format(**values, samples_per_character=SAMPLES_PER_CHARACTER)
 
 
 Outcome = Literal["right", "wrong", "failed", "refused", "unnamed", "cut", "left"]
@@ -96,6 +99,7 @@ class Chat(msgspec.Struct, kw_only=True):
 
     marker: str
     num_tokens: int
+    samples_per_character: int = SAMPLES_PER_CHARACTER
     begun_at: float = 0.0
     last_at: float = 0.0
     """When anything last came, or it was sent."""
@@ -155,7 +159,10 @@ async def run(http: aiohttp.ClientSession, chat: Chat, manner: Manner) -> None:
 
 
 async def _exchange(http: aiohttp.ClientSession, chat: Chat, manner: Manner) -> None:
-    params = [{"tokens": chat.num_tokens}, {}]
+    params: list[dict[str, Any]] = [
+        {"tokens": chat.num_tokens},
+        {"samples_per_character": chat.samples_per_character, "chunk_bytes": SOUND_CHUNK_BYTES},
+    ]
     for given, more in zip(params, manner.params, strict=False):
         given.update(more)
     body = {
@@ -248,7 +255,7 @@ def _judge(chat: Chat, text: str, sound: bytes) -> None:
         return
     if words != [TextMark(chat.marker, number) for number in range(chat.num_tokens)]:
         chat.end("wrong", "text", text[:200])
-    elif ramp.first or ramp.breaks or ramp.num_samples != len(text) * SAMPLES_PER_CHARACTER:
+    elif ramp.first or ramp.breaks or ramp.num_samples != len(text) * chat.samples_per_character:
         chat.end("wrong", "sound", f"{ramp}"[:200])
     else:
         chat.end("right")

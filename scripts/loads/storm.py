@@ -126,7 +126,7 @@ async def run(args: argparse.Namespace) -> list[str]:
             await bus.close()
     before_s, after_s = (max(chat.ended_at - chat.begun_at for chat in found) for found in (before, after))
     num_right = sum(chat.outcome == "right" for chat in after)
-    print(f"\n{args.clients} clients left within {args.spread:g} s; stages held up to {storm.max_held} requests at once")
+    print(f"\n{args.clients} clients left within {args.spread:g} s; stages held up to {storm.max_held} requests")
     limit_s = STEP_S + MARGIN_S
     print(f"  slots free after the last one left      {free_s * 1e3:8.0f} ms   aim: at most {limit_s * 1e3:.0f} ms")
     print(f"  requests after it that are right        {num_right:8} of {NUM_AFTER}")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from gateways import openapi
 from gateways.http import KEY_NAME, REQUEST_ID, EventStream, HttpOptions, read_json
+from gateways.openai_answers import ChatCompletion, ChatCompletionChunk
 from gateways.openai_chat_answer import Answer, AudioDelta, ChunkWriter, Ends, render_blocking
 from gateways.openai_chat_body import MESSAGES, Chat, parse
 from gateways.problems import Problem
@@ -25,6 +27,25 @@ if TYPE_CHECKING:
 
 KINDS = {"text": "text", "audio": "audio"}
 """Output ports that chat can express, and the payload kind of each."""
+
+
+OPERATION = openapi.Operation(
+    method="post",
+    path="/v1/chat/completions",
+    name="create_chat_completion",
+    summary="Text, sound or both in answer to messages; in one piece or streamed",
+    body={"$ref": "#/components/schemas/ChatCompletionRequest"},
+    answers={
+        200: openapi.Answer(
+            description="The whole answer, or with `stream` the events as they come. Each is `data: ` and a "
+            "ChatCompletionChunk, or an Error after which nothing follows; the last one is `data: [DONE]`.",
+            content={"application/json": ChatCompletion},
+            events=ChatCompletionChunk,
+        )
+    },
+    errors=(404, 504),
+)
+"""For the OpenAPI document."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:

@@ -55,6 +55,7 @@ max_queued = {max_queued}
 [gateways.openai]
 port = 0
 processes = {gateways}
+{gateway}
 """
 
 
@@ -68,6 +69,7 @@ def toml(
     step_time_s: float = 0.01,
     heartbeat_s: float = 1.0,
     more: str = "",
+    gateway: str = "",
 ) -> str:
     """Return a deployment of two stages behind the OpenAI gateway.
 
@@ -80,9 +82,11 @@ def toml(
         step_time_s: what one word takes.
         heartbeat_s: see the configuration.
         more: further keys of the deployment.
+        gateway: further keys of the gateway's table.
     """
     values: dict[str, Any] = {"replicas": replicas, "gateways": gateways, "slots": slots, "max_queued": max_queued}
     values |= {"tokens": tokens, "step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "more": more}
+    values["gateway"] = gateway
     return TOML.format(**values, samples_per_character=SAMPLES_PER_CHARACTER)
 
 

@@ -18,6 +18,8 @@ import measured
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omni_bus.client import BusClient
+
 RUN_FOLDER = "XDG_RUNTIME_DIR"
 LEFT_ALONE = {"bench.toml", "omni-bus", "omni-bus/.lock"}
 """In the folder that a deployment was given: its file, and what all deployments of a user share."""
@@ -50,6 +52,11 @@ class Watched(measured.Deployment):
         self.exit_code: int | None = None
         self.left: list[str] = []
         """After the stop: everything that it should have taken along."""
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the inboxes of its actors are."""
+        return self._folder / "omni-bus" / "bench"
 
     @property
     def url(self) -> str:
@@ -138,10 +145,26 @@ def processes_with(mark: bytes) -> dict[int, str]:
     return found
 
 
+async def held(bus: BusClient) -> dict[str, int]:
+    """Return what a deployment holds of requests, by what and where; empty for nothing."""
+    status = await bus.admin("status")
+    found = {"requests": status["requests"]["live"]}
+    for name, counts in status["pipelines"].items():
+        found |= {f"{name} {what}": counts[what] for what in ("in_flight", "queued")}
+    for row in await bus.admin("health"):
+        if row["role"] == "stage" and row["is_live"]:
+            stats = row["stats"]
+            found |= {f"{row['actor']} {what}": stats[what] for what in ("active", "waiting", "buffered_bytes")}
+    return {what: count for what, count in found.items() if count}
+
+
 class Holdings(msgspec.Struct, frozen=True):
     """What one process holds (proc(5))."""
 
-    resident_bytes: int
+    own_bytes: int
+    """Resident memory that is nobody else's."""
+    shared_bytes: int
+    """Resident pages of shared memory, its own arena's and others'; bounded by the arenas."""
     num_fds: int
     num_threads: int
     num_segments: int
@@ -155,8 +178,10 @@ def holdings(pid: int) -> Holdings:
         OSError: it is gone.
     """
     folder = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return Holdings(
-        resident_bytes=measured.resident_bytes(pid),
+        own_bytes=int(status["RssAnon"].split()[0]) * 1024,
+        shared_bytes=int(status["RssShmem"].split()[0]) * 1024,
         num_fds=len(list((folder / "fd").iterdir())),
         num_threads=len(list((folder / "task").iterdir())),
         num_segments=(folder / "maps").read_text().count("/memfd:"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gzip
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from loads.chats import CHAT
@@ -43,6 +44,9 @@ class Input(NamedTuple):
     """More answers than this mean that a part of the input was taken for a request of its own."""
 
 
+Make: TypeAlias = "Callable[[Random], Input]"
+
+
 class Tally:
     """What inputs of one kind came to."""
 
@@ -75,7 +79,7 @@ class Tally:
         self.broken.append(f"{what}: {sent.data[:300]!r} -> {answer[:300]!r}")
 
 
-async def fuzz(url: str, make: Callable[[Random], Input], count: int, dice: Random) -> Tally:
+async def fuzz(url: str, make: Make, count: int, dice: Random) -> Tally:
     """Send so many inputs to a server, some at once."""
     address = urlsplit(url)
     assert address.hostname is not None
@@ -124,9 +128,10 @@ _ODD: tuple[Any, ...] = (
     "../../etc/passwd", "${jndi:ldap://x}", [], [[]], [None], {}, {"": {}}, {"type": "image_url"}, "hi", ["text"],
 )  # fmt: skip
 _NAMES = (
-    "messages", "model", "stream", "stream_options", "modalities", "audio", "max_tokens", "temperature", "top_p", "top_k",
-    "seed", "stop", "n", "tools", "tool_choice", "response_format", "logit_bias", "extra_body", "sampling_params_list",
-    "request_id", "voice", "speed", "speaker", "user", "logprobs", "stop_token_ids", "presence_penalty", "metadata", "",
+    "messages", "model", "stream", "stream_options", "modalities", "audio", "max_tokens", "temperature", "top_p",
+    "top_k", "seed", "stop", "n", "tools", "tool_choice", "response_format", "logit_bias", "extra_body",
+    "sampling_params_list", "request_id", "voice", "speed", "speaker", "user", "logprobs", "stop_token_ids", "presence_penalty",
+    "metadata", "",
 )  # fmt: skip
 """Not those that make an answer long: such a request is no broken one."""
 
@@ -152,13 +157,13 @@ def _spoil(value: Any, dice: Random) -> None:
         elif dice.random() < 0.1 and name in value:
             del value[name]
         else:
-            value[name] = dice.choice(_ODD)
+            value[name] = copy.deepcopy(dice.choice(_ODD))
     elif isinstance(value, list):
         i = dice.randrange(len(value))
         if isinstance(value[i], dict | list) and value[i] and dice.random() < 0.7:
             _spoil(value[i], dice)
         else:
-            value[i] = dice.choice(_ODD)
+            value[i] = copy.deepcopy(dice.choice(_ODD))
 
 
 # --- raw bytes ------------------------------------------------------------------------------------------------
@@ -239,7 +244,8 @@ def shapes() -> dict[str, Input]:
         "half a body": head(LENGTH) + BODY[:10],
         "more than the body": head(LENGTH) + BODY + b"x" * 1000,
         "another type": head(LENGTH).replace(b"application/json", b"text/plain") + BODY,
-        "type with odd parameters": head(LENGTH).replace(b"application/json", b"application/json; charset=\xff;;=") + BODY,
+        "type with odd parameters": head(LENGTH).replace(b"application/json", b"application/json; charset=\xff;;=")
+        + BODY,
         "expectation": head("Expect: 100-continue, a-miracle", LENGTH) + BODY,
         "nested deeply": _json(b'{"messages": ' + b"[" * 100_000),
         "many values": _json(b'{"messages": [' + b"[]," * 1_100_000 + b"[]]}"),

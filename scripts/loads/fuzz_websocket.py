@@ -1,11 +1,10 @@
-"""Broken WebSockets (RFC 6455) for any route: handshakes that are none, frames that break the protocol, odd messages."""
+"""Broken WebSockets (RFC 6455) for any route: handshakes that are none, frames that break the protocol, odd texts."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
-import json
 import struct
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 AT_ONCE = 64
 
 QUIET_S = 1.0
-"""A server that says nothing for so long waits for the rest of a frame whose length is a lie; then the client leaves."""
+"""A server that says nothing for so long waits for the rest of a frame whose length is a lie: the client leaves."""
 
 
 TEXT, BINARY, CLOSE, PING, PONG, MORE = 1, 2, 8, 9, 10, 0
@@ -36,7 +35,7 @@ class Tally:
     def __init__(self) -> None:
         self.num_tried = 0
         self.ends: Counter[str] = Counter()
-        """HTTP statuses of refused handshakes, codes of closed sockets, ``cut`` for no word, ``waits`` for more to come."""
+        """HTTP statuses of refused handshakes, codes of closed sockets, ``cut`` for no word, ``waits`` for more."""
         self.broken: list[str] = []
 
     def take(self, sent: bytes, end: str, answer: bytes) -> None:

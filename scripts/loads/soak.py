@@ -3,8 +3,9 @@
 ``scripts/soak [--minutes M] [--cycle S] [--workers N] [--max-growth MIB] [--seed N] [--out FOLDER]``. Each cycle,
 workers send whole requests, streamed and not, with small and large sound; leave in mid stream; read slowly; have an
 engine fail; send what is malformed. Then everything comes to rest, and memory, descriptors, threads and shared segments
-of each process are noted. The first third of the cycles is warming up. After it, resident memory may grow by
-`--max-growth` a minute at most, nothing else may grow at all, and nothing may be left at the end.
+of each process are noted. The first third of the cycles is warming up. After it, memory may grow by
+`--max-growth` a minute at most, nothing else may grow at all, and nothing may be left at the end. Shared memory, which
+the arenas bound, is told apart.
 
 Writes soak.jsonl (each measurement), soak.log.jsonl (the deployment's log). Exits with 1 if a promise is broken.
 """
@@ -29,7 +30,7 @@ import uvloop
 import measured
 from loads import chats
 from loads.chats import CHAT, Chat, Manner
-from loads.deployment import Watched, holdings
+from loads.deployment import Watched, held, holdings
 from loads.leavers import leave_once
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Sample(msgspec.Struct, frozen=True):
 
     at_s: float
     process: str
-    resident_mib: float
+    own_mib: float
+    shared_mib: float
     num_fds: int
     num_threads: int
     num_segments: int
@@ -142,22 +144,17 @@ class Soak:
 
     async def _rest(self) -> None:
         """Wait until nothing is held of any request."""
-        while True:
-            status = await self._bus.admin("status")
-            rows = await self._bus.admin("health")
-            stats = [row["stats"] for row in rows if row["role"] == "stage"]
-            held = [stat["active"] + stat["waiting"] + stat["buffered_bytes"] for stat in stats]
-            if not status["requests"]["live"] and not any(held):
-                return
+        while await held(self._bus):
+            pass  # each question is a round trip to every stage
 
     def _measure(self) -> None:
         at_s = time.monotonic() - self._begun_at
         for name, pid in self._deployment.pids.items():
-            held = holdings(pid)
-            resident_mib = held.resident_bytes / 2**20
-            counts = (held.num_fds, held.num_threads, held.num_segments)
-            self.samples.append(Sample(round(at_s, 1), name, resident_mib, *counts))
-        total = sum(sample.resident_mib for sample in self.samples[-len(self._deployment.pids) :])
+            own = holdings(pid)
+            counts = (own.num_fds, own.num_threads, own.num_segments)
+            sizes = (own.own_bytes / 2**20, own.shared_bytes / 2**20)
+            self.samples.append(Sample(round(at_s, 1), name, *sizes, *counts))
+        total = sum(sample.own_mib for sample in self.samples[-len(self._deployment.pids) :])
         print(f"{at_s:7.0f} s  {sum(self.ends.values()):8} requests  {total:7.1f} MiB in all", flush=True)
 
 
@@ -168,17 +165,17 @@ def judge(samples: list[Sample], max_growth: float) -> list[str]:
     for process in dict.fromkeys(sample.process for sample in samples):
         own = [sample for sample in samples if sample.process == process]
         warm = own[len(own) // 3 :]
-        growth = 60 * slope([(sample.at_s, sample.resident_mib) for sample in warm])
-        rows[process] = [warm[0].resident_mib, warm[-1].resident_mib, growth]
+        growth = 60 * slope([(sample.at_s, sample.own_mib) for sample in warm])
+        rows[process] = [warm[0].own_mib, warm[-1].own_mib, growth, warm[-1].shared_mib]
         if growth > max_growth:
-            broken.append(f"{process}: resident memory grows by {growth:.2f} MiB a minute (allowed: {max_growth:g})")
+            broken.append(f"{process}: memory grows by {growth:.2f} MiB a minute (allowed: {max_growth:g})")
         half = len(warm) // 2
         for name in COUNTED:
             early, late = ([getattr(sample, name) for sample in part] for part in (warm[:half], warm[half:]))
             rows[process].append(f"{getattr(warm[0], name)} → {getattr(warm[-1], name)}")
             if early and min(late) > max(early):
                 broken.append(f"{process}: {name} grew from at most {max(early)} to at least {min(late)}")
-    columns = ("MiB warm", "MiB at end", "MiB/min", "descriptors", "threads", "segments")
+    columns = ("MiB warm", "MiB at end", "MiB/min", "MiB shared", "descriptors", "threads", "segments")
     measured.table("held at rest", columns, rows)
     return broken
 

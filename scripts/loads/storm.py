@@ -22,7 +22,7 @@ import uvloop
 import measured
 from loads import chats
 from loads.chats import Chat, Manner
-from loads.deployment import Watched
+from loads.deployment import Watched, held
 from loads.leavers import leave_once
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class Storm:
         return found
 
     async def until_idle(self) -> None:
-        """Wait until the coordinator knows of no request either."""
+        """Wait until the coordinator holds nothing either."""
         async with asyncio.timeout(GRACE_S):
-            while (await self._bus.admin("status"))["requests"]["live"]:
+            while await held(self._bus):
                 pass
 
     async def _watch(self) -> None:

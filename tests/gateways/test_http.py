@@ -144,11 +144,19 @@ async def test_half_a_request_is_answered_and_closed(sent: bytes, words: str) ->
 
 @pytest.mark.parametrize(
     "line",
-    [b"Content-Type: te\xffxt", b"Content-Encoding: g\xffzip", b"Expect: a-m\xffracle", b"X-Request-Id: \xff", b"\xff: a"],
+    [
+        b"Content-Type: te\xffxt",
+        b"Content-Encoding: g\xffzip",
+        b"Expect: a-m\xffracle",
+        b"X-Request-Id: \xff",
+        b"\xff: a",
+    ],
 )
 async def test_header_that_is_no_utf8_is_refused_in_shape(line: bytes) -> None:
     """What is repeated of it must have a form in JSON."""
-    sent = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n".encode() + line + b"\r\n\r\n{}"
+    sent = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n".encode() + line + b"\r\n\r\n{}"
+    )
     async with running(text_deployment()) as deployment:
         status, document = parse_response(await exchange(deployment.port, sent))
 

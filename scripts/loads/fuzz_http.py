@@ -130,8 +130,8 @@ _ODD: tuple[Any, ...] = (
 _NAMES = (
     "messages", "model", "stream", "stream_options", "modalities", "audio", "max_tokens", "temperature", "top_p",
     "top_k", "seed", "stop", "n", "tools", "tool_choice", "response_format", "logit_bias", "extra_body",
-    "sampling_params_list", "request_id", "voice", "speed", "speaker", "user", "logprobs", "stop_token_ids", "presence_penalty",
-    "metadata", "",
+    "sampling_params_list", "request_id", "voice", "speed", "speaker", "user", "logprobs", "stop_token_ids",
+    "presence_penalty", "metadata", "",
 )  # fmt: skip
 """Not those that make an answer long: such a request is no broken one."""
 

@@ -1,12 +1,12 @@
 """Fifty streams while one process after the other is killed: what each request came to, and what is left at the end.
 
-``scripts/kill_run [--seconds S] [--streams N] [--period S] [--seed N] [--out FOLDER]``. Every period a process of the
-deployment, any but the supervisor, gets SIGKILL. Each request must end right, or with an error that has a name, or with
-a connection that broke because its gateway was killed; nothing may be silent for longer than `LIMIT_S`. Afterwards all
-processes must come back, serve every stream again, and leave nothing behind.
+``scripts/kill_run [--seconds S] [--streams N] [--period S] [--limit S] [--seed N] [--out FOLDER]``. Every period a
+process of the deployment, any but the supervisor, gets SIGKILL. Each request must end right, or with an error that has
+a name, or with a connection that broke because its gateway was killed; nothing may be silent for longer than the limit.
+Afterwards all processes must come back, serve every stream again, and leave nothing behind.
 
-Writes kill_run.jsonl (each request and each kill), kill_run.log.jsonl (the deployment's log), kill_run.txt (what is
-printed) and kill_run.png (extra ``bench``: matplotlib) to the folder. Exits with 1 if a promise is broken.
+Writes kill_run.jsonl (each request and each kill), kill_run.log.jsonl (the deployment's log) and kill_run.png (extra
+``bench``: matplotlib) to the folder. Exits with 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 LIMIT_S = 5.0
 """A request ends so soon after the fault that concerns it; a healthy one is never silent for nearly as long."""
+
+BLAME_S = 5.0
+"""A connection that breaks so soon after a gateway was killed broke for that."""
 
 PATIENCE_S = 60.0
 """What is silent for longer is looked at so long, to tell late from never."""
@@ -123,7 +126,7 @@ class Run:
 class Verdict:
     """What a run came to, and which promises it broke."""
 
-    def __init__(self, run: Run, after: list[Chat]) -> None:
+    def __init__(self, run: Run, after: list[Chat], limit_s: float = LIMIT_S) -> None:
         self._run = run
         self._after = after
         gateway_kills = [kill.at for kill in run.kills if kill.process.startswith("gateway")]
@@ -133,8 +136,8 @@ class Verdict:
         for chat in run.chats:
             self.counts[f"{chat.outcome or 'hung'} {chat.name}".strip()] += 1
             self.silences.append(chat.max_silence_s)
-            is_explained = any(0 <= chat.last_at - at <= LIMIT_S for at in gateway_kills)
-            if chat.max_silence_s > LIMIT_S:
+            is_explained = any(0 <= chat.last_at - at <= BLAME_S for at in gateway_kills)
+            if chat.max_silence_s > limit_s:
                 self._break("silent for too long", chat)
             elif chat.outcome is None:
                 self._break("no end", chat)
@@ -224,6 +227,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=60.0, help="how long to kill (default 60)")
     options.add_argument("--streams", type=int, default=50, help="requests at once (default 50)")
     options.add_argument("--period", type=float, default=1.0, help="seconds between two kills (default 1)")
+    options.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of silence allowed (default 5)")
     options.add_argument("--seed", type=int, default=0, help="decides who is killed (default 0)")
     options.add_argument("--replicas", type=int, default=2, help="of each stage (default 2)")
     options.add_argument("--gateways", type=int, default=2, help="processes of the gateway (default 2)")
@@ -239,7 +243,7 @@ def main() -> int:
         uvloop.run(run.play())
         after = uvloop.run(run.recover())
         stale = deployment.stale_files()
-    verdict = Verdict(run, after)
+    verdict = Verdict(run, after, args.limit)
     verdict.broken += [f"left behind while it ran: {name}" for name in stale]
     verdict.add_remains(deployment)
     verdict.print()

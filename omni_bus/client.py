@@ -26,7 +26,15 @@ from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, DeadlineExceeded, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InputTooLarge,
+    OmniBusError,
+    RequestCancelled,
+    Unavailable,
+    from_info,
+)
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.vigil import ANSWER_S, Vigil
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
+    from omni_bus.wire.payloads import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +135,7 @@ class Request:
             event = self._writable.setdefault(port, asyncio.Event())
             event.clear()
             await event.wait()
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def finish(self, port: str) -> None:
         """End an input port."""
@@ -148,8 +156,7 @@ class Request:
             self._client.perform(self._client.core.consume(self.id, item.port, item.payload))
         while not self._events:
             if self._is_over:
-                if self._error is not None:
-                    raise self._error
+                self._raise_error()
                 raise StopAsyncIteration
             self._has_event.clear()
             await self._has_event.wait()
@@ -217,6 +224,15 @@ class Request:
     def on_ended(self, error: OmniBusError | None) -> None:
         """It is over."""
         self._end(error)
+
+    def _raise_error(self) -> None:
+        """Raise what the request ended with, if it did badly.
+
+        A new one each time: a traceback holds its callers' variables, their last payload among them, and kept here it
+        would hold them, and another actor's memory, until a garbage collection.
+        """
+        if self._error is not None:
+            raise from_info(self._error.to_info())
 
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
@@ -362,6 +378,18 @@ class BusClient:
     def address(self) -> dict[str, str]:
         """This client as a supervisor reads it from the log."""
         return self._driver.address
+
+    def allocate(self, num_bytes: int) -> Blob:
+        """Return writable memory for an input of so many bytes, from any thread.
+
+        A large payload made in it reaches stages of the same host without a copy: write it, send it with this `Blob`,
+        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or
+        not.
+
+        Raises:
+            ValueError: `num_bytes` is negative.
+        """
+        return self._driver.allocate(num_bytes)
 
     def tell_lost(self, peer: Peer) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""

@@ -19,6 +19,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="1 to 64 letters, digits, '_' or '-'")]
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^\S{0,256}$", description="text without blanks")]
 Bind = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp://[^\s/]+)$", description='"ipc" or "tcp://ADDRESS"')]
+CudaBytes = Annotated[
+    int, msgspec.Meta(ge=0, le=1 << 40, multiple_of=4096, description="0 or a multiple of 4096 up to 1 TiB")
+]
 
 
 class StageConfig(msgspec.Struct, frozen=True):
@@ -94,6 +97,9 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """Shared memory that each actor may lend to others on its host at a time; 0 sends everything in messages."""
     arena_threshold_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 64 * 1024
     """Payloads from this length on go through shared memory to actors on the same host."""
+    cuda_bytes: CudaBytes = 256 * 1024 * 1024
+    """Memory that each actor may lend to others on its host at a time, on each GPU that it sends from; 0 sends through
+    the host."""
     heartbeat_s: Seconds = 1.0
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5

@@ -330,6 +330,11 @@ def test_pipeline_without_edges_says_what_an_edge_is() -> None:
         ("a = 1\nb = = 2", "d.toml:2:5: not valid TOML: Invalid value in: b = = 2"),
         ("a = 1\nb = [2,\n", "d.toml:2:8: not valid TOML: Invalid value, where the file ends"),
         ("a = " + "[" * 3000, "d.toml: lists or tables are nested too deeply"),
+        (
+            "cuda_bytes = 5000",
+            "d.toml:1: cuda_bytes: 5000 is not allowed; allowed: 0 or a multiple of 4096",
+        ),
+        ("arena_bytes = -1", "d.toml:1: arena_bytes: -1 is not allowed; allowed: 0 or up to 64 GiB"),
         ("name = 'a/b'", "d.toml:1: name: \"a/b\" is not allowed; allowed: 1 to 64 letters, digits, '_' or '-'"),
     ],
 )

@@ -51,6 +51,7 @@ max_num_seqs = {slots}
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text", "llm.text -> voice.text", "voice.audio -> out.audio"]
 max_in_flight = {slots}
 max_queued = {max_queued}
+{pipeline}
 
 [gateways.openai]
 port = 0
@@ -70,6 +71,7 @@ def toml(
     heartbeat_s: float = 1.0,
     more: str = "",
     gateway: str = "",
+    pipeline: str = "",
 ) -> str:
     """Return a deployment of two stages behind the OpenAI gateway.
 
@@ -83,10 +85,11 @@ def toml(
         heartbeat_s: see the configuration.
         more: further keys of the deployment.
         gateway: further keys of the gateway's table.
+        pipeline: further keys of the pipeline's table.
     """
     values: dict[str, Any] = {"replicas": replicas, "gateways": gateways, "slots": slots, "max_queued": max_queued}
     values |= {"tokens": tokens, "step_time_s": step_time_s, "heartbeat_s": heartbeat_s, "more": more}
-    values["gateway"] = gateway
+    values |= {"gateway": gateway, "pipeline": pipeline}
     return TOML.format(**values, samples_per_character=SAMPLES_PER_CHARACTER)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import measured
+from omni_bus.bus.faulty import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,22 @@ RUN_FOLDER = "XDG_RUNTIME_DIR"
 LEFT_ALONE = {"bench.toml", "omni-bus", "omni-bus/.lock"}
 """In the folder that a deployment was given: its file, and what all deployments of a user share."""
 
+FAULTY_SITE = Path(__file__).parent / "faulty_site"
+
 SHM = Path("/dev/shm")  # noqa: S108 (only looked at)
+
+
+def read_shares(text: str) -> Shares:
+    """Read what messages suffer, as in ``delay=0.2 drop=0.001``.
+
+    Raises:
+        ValueError: not names of `Shares` with numbers.
+    """
+    try:
+        values = {name: float(value) for name, _, value in (word.partition("=") for word in text.split())}
+        return Shares(**values)
+    except TypeError as error:
+        raise ValueError(f"{text}: allowed: {', '.join(Shares.__struct_fields__)}") from error
 
 
 class Watched(measured.Deployment):
@@ -34,12 +50,21 @@ class Watched(measured.Deployment):
         toml: the deployment file's text.
         log: where every line of the log goes.
         on_event: called on another thread with each line, decoded.
+        faults: what messages between all of its processes suffer.
     """
 
     def __init__(
-        self, toml: str, *, log: Path | None = None, on_event: Callable[[dict[str, Any]], None] | None = None
+        self,
+        toml: str,
+        *,
+        log: Path | None = None,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        faults: Shares | None = None,
     ) -> None:
         super().__init__(toml)
+        if faults is not None:
+            self._environ["PYTHONPATH"] += f":{FAULTY_SITE}"
+            self._environ["OMNI_BUS_FAULTS"] = msgspec.json.encode(faults).decode()
         self._log = log
         self._on_event = on_event
         self._shm_before = set(SHM.iterdir())

@@ -54,7 +54,11 @@ def corpus() -> list[Parts]:
     found: list[Parts] = []
 
     @settings(
-        max_examples=NUM_FRAMES, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=NUM_FRAMES,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
     @given(strategies.frames)
     def collect(frame: Any) -> None:

@@ -39,7 +39,9 @@ class CoordinatorActor:
         self._driver = Driver(
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
-        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        config = deployment.config
+        quotas = {name: caller.quota for name, caller in config.callers.items()}
+        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, config.heartbeat_s, quotas)
         logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 

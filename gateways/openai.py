@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from gateways import openai_answers as answers
 from gateways import openai_chat, openai_chat_body, openapi
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.load import load
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
 from gateways.openapi import Answer, Operation
@@ -63,14 +65,16 @@ class OpenAIGateway(HttpGateway):
 
     def close(self) -> None:
         """End the encoding threads."""
+        super().close()
         self._pool.close()
 
     async def _report(self) -> dict[str, Any]:
         return report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        document = await self._report()
-        return json_response(document, status=200 if document["ready"] else 503)
+        asked = load(self.client, self.pipelines, self.caller_of(request))
+        document, found = await asyncio.gather(self._report(), asked)
+        return json_response(document | found, status=200 if document["ready"] else 503)
 
     async def _ping(self, request: web.Request) -> web.Response:
         if request.method not in ("GET", "HEAD", "POST"):
@@ -87,7 +91,7 @@ class OpenAIGateway(HttpGateway):
                 omni_bus.__version__,
                 operations(),
                 schemas={"ChatCompletionRequest": openai_chat_body.schema(self.pipelines.values())},
-                has_keys=bool(self._key_digests),
+                has_keys=self._keys.is_guarded,
             )
         )
 

@@ -101,6 +101,12 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
 
 
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's field, looked for in ``extra_body`` too: lower numbers go first."""
+
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="an integer from -1000 to 1000")] | None = None
+
+
 class _StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: _Bool = False
 
@@ -137,7 +143,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_token_ids": ((False,), "false"),
     "return_prompt_text": ((False,), "false"),
     "return_stage_metrics": ((False,), "false"),
-    "priority": ((0,), "0"),
     "ref_audio": ((), "null"),
     "ref_text": ((), "null"),
     "additional_information": (({},), "an empty object"),
@@ -161,9 +166,12 @@ class _Message(msgspec.Struct, frozen=True):
 
 def schema(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
     """Return the JSON Schema of a body; which outputs may be asked for depends on what is served."""
-    # Without references, since these Structs are no schemas of their own: the fields of three of them are one object.
-    _, found = msgspec.json.schema_components([_Body, _Sampling, _Speech, _StreamOptions, _AudioOptions, _Message])
-    optional = found["_Body"]["properties"] | found["_Sampling"]["properties"] | found["_Speech"]["properties"]
+    # Without references, since these Structs are no schemas of their own: the fields of four of them are one object.
+    parts = (_Body, _Sampling, _Speech, _Order)
+    _, found = msgspec.json.schema_components([*parts, _StreamOptions, _AudioOptions, _Message])
+    optional: dict[str, Any] = {}
+    for part in parts:
+        optional |= found[part.__name__]["properties"]
     del optional["messages"]
     outputs = list(dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs))
     message = found["_Message"]
@@ -213,6 +221,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     has_usage_chunk: bool
     audio_format: Format
     id_suffix: str | None
+    priority: int = 0
+    """The bus's: higher goes first."""
 
 
 def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
@@ -241,7 +251,13 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
         has_usage_chunk=_has_usage_chunk(fields),
         audio_format=audio.format,
         id_suffix=fields.request_id,
+        priority=_priority(body, fields.extra_body),
     )
+
+
+def _priority(body: dict[str, Any], extra_body: dict[str, Any]) -> int:
+    given = [read_fields(_Order, body).priority, read_fields(_Order, extra_body, prefix="extra_body.").priority]
+    return -next((priority for priority in given if priority is not None), 0)
 
 
 def _refuse_unhonoured(body: dict[str, Any], prefix: str = "") -> None:

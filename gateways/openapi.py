@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gateways.http import GUARDED
+from gateways.http import OPEN
 from gateways.problems import TYPES
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Statuses of errors besides those of all routes."""
     parameters: dict[str, str] = {}
     """What the path's variables are."""
+    headers: dict[str, Schema] = {}
+    """Those that mean something to the route alone, each with a description."""
 
 
 def document(
@@ -98,7 +100,7 @@ def document(
         version: of the server.
         operations: all that is served.
         schemas: named schemas that operations refer to and that no Struct gives.
-        has_keys: whether routes under `GUARDED` want a key.
+        has_keys: whether routes that are not `OPEN` want a key.
     """
     operations = list(operations)
     references, components = _components(operations)
@@ -142,7 +144,7 @@ def _components(operations: list[Operation]) -> tuple[dict[type, Schema], dict[s
 
 
 def _operation(operation: Operation, references: dict[type, Schema], *, has_keys: bool) -> dict[str, Any]:
-    is_guarded = has_keys and operation.path.startswith(GUARDED)
+    is_guarded = has_keys and operation.path not in OPEN
     statuses = {*EVERYWHERE, *operation.errors}
     if operation.body is not None:
         statuses.add(413)
@@ -155,8 +157,11 @@ def _operation(operation: Operation, references: dict[type, Schema], *, has_keys
     found: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary, "responses": responses}
     if is_guarded:
         found["security"] = [{"key": []}]
-    if variables := _PATTERN.findall(operation.path):
-        found["parameters"] = [_parameter(name, operation.parameters[name]) for name in variables]
+    variables = _PATTERN.findall(operation.path)
+    parameters = [_parameter(name, operation.parameters[name]) for name in variables]
+    parameters += [{"name": name, "in": "header", "schema": schema} for name, schema in operation.headers.items()]
+    if parameters:
+        found["parameters"] = parameters
     if operation.body is not None:
         body = _content({"application/json": operation.body}, references)
         found["requestBody"] = {"required": True, "content": body}

@@ -178,9 +178,9 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, or a stage is missing.
+            Refused: no capacity, a limit of the caller's own, or a stage is missing.
             BadInput: the pipeline or an output is unknown.
-            DeadlineExceeded: the time limit passed while it waited.
+            DeadlineExceeded: the time limit passed while it waited, or certainly would.
             RequestCancelled: somebody else cancelled it, or the client closed.
         """
         try:
@@ -334,6 +334,7 @@ class BusClient:
         timeout_s: float | None = None,
         key: str = "",
         trace: str = "",
+        input_bytes: int = 0,
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -341,10 +342,11 @@ class BusClient:
             pipeline: the pipeline's name.
             outputs: wanted output ports; all when empty.
             params: parameters by stage name.
-            priority: higher goes first.
+            priority: higher goes first, whatever waits below it.
             timeout_s: the request's time limit from now.
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
+            input_bytes: what is held for the request until it is admitted.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
@@ -353,7 +355,7 @@ class BusClient:
         self.requests[request.id] = request
         request.limit(timeout_s)
         self._vigil.begin()
-        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
+        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
         return request

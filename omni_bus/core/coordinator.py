@@ -55,12 +55,16 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.core.quota import Quota
     from omni_bus.ids import Sender
     from omni_bus.wire.frames import AnyFrame
+
+MAX_CALLER_ROWS = 100
+"""Callers of each pipeline that a status names, the busiest first."""
 
 CANCEL_RETRY_S = 1.0
 """A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
@@ -73,17 +77,22 @@ class CoordinatorCore:
         me: this coordinator, as it introduces itself.
         pipelines: by name.
         heartbeat_s: how often actors must show that they live.
+        quotas: what callers that the deployment names may use.
     """
 
-    def __init__(self, me: Peer, pipelines: dict[str, Pipeline], heartbeat_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        me: Peer,
+        pipelines: dict[str, Pipeline],
+        heartbeat_s: float = 1.0,
+        quotas: Mapping[str, Quota] | None = None,
+    ) -> None:
         self._me = me
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
         self._bindings = Bindings()
-        self._admission = {
-            name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
-        }
+        self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
@@ -282,7 +291,7 @@ class CoordinatorCore:
     def _lose(self, request: RequestId, entry: Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
-            if entry.has_client_left and actor.peer not in entry.pending.values():
+            if entry.has_client_left and all(peer.sender != actor.sender for peer in entry.pending.values()):
                 return []
         if entry.route is None:
             is_concerned = entry.client == actor.peer
@@ -290,7 +299,8 @@ class CoordinatorCore:
         error = error_for_lost(actor, entry.route, entry.pipeline)
         if error is None:
             return []
-        for stage in [stage for stage, peer in entry.pending.items() if peer == actor.peer]:
+        # By name and incarnation: a route that was told by somebody else may have another address of it.
+        for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
             self._release(entry, stage)
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
@@ -328,7 +338,7 @@ class CoordinatorCore:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
         request = route.request
         entry = Request(
-            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s),
+            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
             client=route.gateway,
             pipeline=self._pipelines[route.pipeline],
             edges=route.edges,
@@ -340,7 +350,7 @@ class CoordinatorCore:
             is_adopted=True,
         )
         self._requests[request] = entry
-        self._admission[route.pipeline].adopt(request)
+        self._admission[route.pipeline].adopt(request, route.key, now)
         for peer in route.stages.values():
             self._bindings.rebind(peer.sender)
         effects: list[Common] = [
@@ -379,7 +389,8 @@ class CoordinatorCore:
             return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
         try:
             entry = self._accept(actor, submit, now)
-            may_run = self._admission[submit.pipeline].offer(submit.request, submit.priority)
+            admission = self._admission[submit.pipeline]
+            offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
         except OmniBusError as error:
             self._ended["rejected"] += 1
             fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
@@ -388,7 +399,9 @@ class CoordinatorCore:
         effects: list[Common] = []
         if entry.deadline is not None:
             effects.append(SetTimer(("deadline", submit.request), entry.deadline))
-        return effects + (self._run(submit.request, entry, now) if may_run else [])
+        if offer.pushed_out is not None:
+            effects += self._end_early(offer.pushed_out, admission.overloaded(), now)
+        return effects + (self._run(submit.request, entry, now) if offer.may_run else [])
 
     def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
         """Check a submit against what can be known before its turn."""
@@ -441,6 +454,7 @@ class CoordinatorCore:
             priority=entry.submit.priority,
             timeout_s=None if entry.deadline is None else max(0.0, entry.deadline - now),
             trace=entry.submit.trace,
+            key=entry.submit.key,
         )
         entry.pending = dict(stages)
         entry.move("admitted")
@@ -522,7 +536,7 @@ class CoordinatorCore:
         effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
-        self._admission[entry.pipeline.name].leave(request)
+        self._admission[entry.pipeline.name].leave(request, now)
         return effects + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
@@ -531,7 +545,7 @@ class CoordinatorCore:
         if pipeline in self._admitting:
             return effects
         self._admitting.add(pipeline)
-        while (waiting := self._admission[pipeline].next()) is not None:
+        while (waiting := self._admission[pipeline].next(now)) is not None:
             effects += self._run(waiting, self._requests[waiting], now)
         self._admitting.discard(pipeline)
         return effects
@@ -559,6 +573,7 @@ class CoordinatorCore:
             "requests": {"live": len(self._requests), **self._ended},
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
+            "callers": [row for admission in self._admission.values() for row in admission.callers()[:MAX_CALLER_ROWS]],
             "actors": [
                 {
                     "actor": actor.peer.actor,

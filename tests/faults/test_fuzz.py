@@ -9,6 +9,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from actors.testing import running
+from gateways import websockets
 from gateways.http import HttpGateway
 from loads import fuzz_frames, fuzz_http, fuzz_websocket
 
@@ -87,7 +88,7 @@ def test_codec_refuses_what_is_no_frame() -> None:
 
 
 class Echo(HttpGateway):
-    """A WebSocket route that sends back what comes."""
+    """A WebSocket route that sends back what comes, and one that fails."""
 
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
@@ -100,8 +101,7 @@ class Echo(HttpGateway):
         return app
 
     async def _echo(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(max_msg_size=1 << 20)
-        await socket.prepare(request)
+        socket = await websockets.upgrade(request, max_message_bytes=1 << 20)
         async for message in socket:
             if message.type is WSMsgType.TEXT:
                 await socket.send_str(message.data)
@@ -110,4 +110,28 @@ class Echo(HttpGateway):
         return socket
 
     async def _fail(self, request: web.Request) -> NoReturn:
+        await websockets.upgrade(request, max_message_bytes=1 << 20)
         raise RuntimeError("broken")
+
+
+@pytest.fixture
+async def sockets() -> AsyncIterator[Running]:
+    table, _, _ = TOML.partition("[gateways.openai]")
+    async with running(f'{table}[gateways.echo]\nprotocol = "{__name__}:Echo"') as deployment:
+        yield deployment
+
+
+async def test_malformed_websockets_are_the_callers_fault(sockets: Running, caplog: pytest.LogCaptureFixture) -> None:
+    tally = await fuzz_websocket.fuzz(sockets.url, "/v1/echo", NUM_INPUTS, Random(5), texts=['{"type": "hello"}'])
+
+    assert tally.broken == []
+    assert tally.num_tried == NUM_INPUTS
+    assert {"close 1000", "close 1002", "close 1007", "close 1009", "HTTP 400"} <= tally.ends.keys()
+    assert failures(caplog) == []
+
+
+async def test_websocket_that_fails_by_itself_is_told_from_a_callers_fault(sockets: Running) -> None:
+    tally = await fuzz_websocket.fuzz(sockets.url, "/v1/fails", 50, Random(5))
+
+    assert tally.ends["close 1011"] > 25
+    assert len(tally.broken) >= tally.ends["close 1011"]

@@ -53,9 +53,12 @@ def test_schedules_reach_every_kind_of_trouble():
         seen.update(plan.reader for plans in scenario.requests for plan in plans)
         seen.update({"chunks": sum(world.ledger.received.values())})
         seen.update(world.coordinator.core._ended)
+        for row in world.coordinator.core._status(0.0)["callers"]:
+            seen.update(row["refused_by"])
         seen.update({"adopted": world.num_adopted})
 
     wanted = [*GRAPHS, *EngineShape, "fast", "slow", "stuck", "done", "failed", "cancelled", "rejected", "adopted"]
+    wanted += ["overloaded", "quota_exceeded", "bad_input"]
     wanted += ["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
     assert [what for what in wanted if seen[what] == 0] == []
     assert seen["chunks"] > 2000

@@ -1,1 +1,0 @@
-"""Loads for real deployments, and judges of what comes back: what soak, kill_run, storm and fuzz are made of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -182,13 +183,20 @@ def test_growth_after_the_warm_up_fails_it() -> None:
 
 
 def test_what_a_process_holds_is_seen() -> None:
+    size = 8 << 20
     before = deployment.holdings(os.getpid())
-    block = bytearray(os.urandom(8 << 20))
-    with (ROOT / "README.md").open("rb"):
+    fd = os.memfd_create("omni-bus")
+    os.truncate(fd, size)
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own, mmap.mmap(fd, size) as shared:
+        own.write(b"x" * size)
+        shared.write(b"x" * size)
         after = deployment.holdings(os.getpid())
+    os.close(fd)
 
-    assert after.num_fds == before.num_fds + 1
-    assert after.own_bytes > before.own_bytes + len(block) // 2
+    assert after.num_fds > before.num_fds
+    assert after.num_segments == before.num_segments + 1
+    assert after.own_bytes > before.own_bytes + size // 2
+    assert after.shared_bytes > before.shared_bytes + size // 2
 
 
 def test_everything_that_is_left_of_a_deployment_is_listed() -> None:

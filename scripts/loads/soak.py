@@ -30,7 +30,7 @@ import uvloop
 import measured
 from loads import chats
 from loads.chats import CHAT, Chat, Manner
-from loads.deployment import Watched, held, holdings
+from loads.deployment import Watched, held, holdings, read_shares
 from loads.leavers import leave_once
 
 if TYPE_CHECKING:
@@ -209,12 +209,14 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=16, help="requests at once (default 16)")
     options.add_argument("--seed", type=int, default=0, help="decides what they send (default 0)")
     options.add_argument("--max-growth", type=float, default=1.0, metavar="MIB", help="a minute (default 1)")
+    options.add_argument("--faults", type=read_shares, help="of messages between processes, such as 'delay=0.2'")
     options.add_argument("--out", type=Path, help="where results go (default: a temporary folder)")
     args = options.parse_args()
     out: Path = args.out or Path(tempfile.mkdtemp(prefix="soak-"))
     out.mkdir(parents=True, exist_ok=True)
     measured.header()
-    with Watched(chats.toml(step_time_s=0.005, tokens=1000), log=out / "soak.log.jsonl") as deployment:
+    toml = chats.toml(step_time_s=0.005, tokens=1000)
+    with Watched(toml, log=out / "soak.log.jsonl", faults=args.faults) as deployment:
         soak = uvloop.run(play(deployment, args))
         stale = deployment.stale_files()
     measured.table("how requests ended", ("requests",), {end: [str(n)] for end, n in sorted(soak.ends.items())})

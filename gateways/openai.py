@@ -41,6 +41,7 @@ class OpenAIGateway(HttpGateway):
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
+        self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._chat = openai_chat.ChatRoute(
             self.client, self._models, self._pool, self.options, self.options.audio_delta
@@ -85,15 +86,13 @@ class OpenAIGateway(HttpGateway):
         return json_response({"version": omni_bus.__version__})
 
     async def _get_openapi(self, request: web.Request) -> web.Response:
-        return json_response(
-            openapi.document(
-                "omni-bus",
-                omni_bus.__version__,
-                operations(),
-                schemas={"ChatCompletionRequest": openai_chat_body.schema(self.pipelines.values())},
-                has_keys=self._keys.is_guarded,
+        has_keys = self._keys.is_guarded
+        if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
+            schemas = {"ChatCompletionRequest": openai_chat_body.schema(self.pipelines.values())}
+            self._documents[has_keys] = openapi.document(
+                "omni-bus", omni_bus.__version__, operations(), schemas=schemas, has_keys=has_keys
             )
-        )
+        return json_response(self._documents[has_keys])
 
     async def _get_models(self, request: web.Request) -> web.Response:
         cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]

@@ -60,6 +60,7 @@ class GatewayActor:
             role="gateway",
             arena=deployment.arena,
         )
+        logger.info("listening", extra={"fields": client.address})
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
         try:
             gateway = kind(options, client, pipelines, name=name, callers=deployment.config.callers)

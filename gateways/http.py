@@ -47,7 +47,7 @@ Each value has one of them, and values are what costs: nine million empty lists 
 and 800 MB (measured). Media in base64 has none, and a prompt with so many is longer than any model's context.
 """
 
-OPEN = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN = frozenset({"/health", "/ping", "/version", "/metrics", "/openapi.json"})
 """Paths that want no key and are served while the gateway drains; a WebSocket wants one on every path."""
 
 SCHEMES = ("bearer", "api-key")

@@ -404,6 +404,10 @@ class CoordinatorCore:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
+        known = self._requests.get(submit.request)
+        if known is not None and known.client == actor.peer and known.submit == submit:
+            # A refusal would end the request for its client only, who would leave its stages without credit.
+            return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
         try:
             entry = self._accept(actor, submit, now)
             admission = self._admission[submit.pipeline]

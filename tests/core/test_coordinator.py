@@ -270,9 +270,19 @@ def test_unknown_pipeline_is_rejected(up):
     assert "did you mean 'chat'" in up.to(GATEWAY, Reject)[0].error.message
 
 
+def test_submit_that_comes_twice_runs_once(up):
+    up.submit("r")
+    up.submit("r")
+    up.frame(LLM, Done("r"))
+
+    assert len(up.to(GATEWAY, Admit)) == 1
+    assert up.to(GATEWAY, Reject) == []
+    assert up.is_clean()
+
+
 def test_used_id_is_rejected_also_after_the_end(up):
     up.submit("r")
-    up.submit("r")
+    up.submit("r", priority=1)
     up.frame(LLM, Done("r"))
     up.submit("r")
 

@@ -60,6 +60,7 @@ class GatewayActor:
             role="gateway",
             arena=deployment.arena,
         )
+        logger.info("listening", extra={"fields": client.address})
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
         state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
         callers = deployment.config.callers

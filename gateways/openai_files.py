@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from gateways import openai_answers as answers
 from gateways.download import send_file
 from gateways.forms import FRAMING_BYTES, FormOptions, read_form
 from gateways.http import KEY_NAME, json_response
+from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.media.store import Entry, Quota, Store
@@ -40,6 +42,89 @@ SWEEP_S = 3600.0
 """Expired files of other processes are swept so often at the latest; nobody sees them in between."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=1)]
+
+
+_JSON = "application/json"
+_BYTES: Schema = {"contentMediaType": "application/octet-stream"}
+
+_FORM: Schema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "minLength": 1, **_BYTES},
+        "purpose": {"enum": list(PURPOSES)},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S},
+    },
+    "required": ["file", "purpose"],
+    "dependentRequired": {
+        "expires_after[anchor]": ["expires_after[seconds]"],
+        "expires_after[seconds]": ["expires_after[anchor]"],
+    },
+    "additionalProperties": False,
+}
+
+_QUERIES: dict[str, Schema] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "description": "files on a page"},
+    "order": {"enum": ["asc", "desc"], "description": "by time of creation"},
+    "purpose": {"enum": list(PURPOSES), "description": "only files of this purpose"},
+    "after": {"type": "string", "description": "the last file of the page before"},
+}
+
+_PATH = "/v1/files/{file_id}"
+_ID = {"file_id": "as given by the upload"}
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/files",
+        name="create_file",
+        summary="Upload a file; the form's parts may come in any order",
+        body=_FORM,
+        body_type="multipart/form-data",
+        answers={200: Answer(description="the file is kept", content={_JSON: answers.File})},
+        errors=(415, 507),
+    ),
+    Operation(
+        method="get",
+        path="/v1/files",
+        name="list_files",
+        summary="The caller's files, page by page",
+        queries=_QUERIES,
+        answers={200: Answer(description="a page", content={_JSON: answers.FileList})},
+    ),
+    Operation(
+        method="get",
+        path=_PATH,
+        name="retrieve_file",
+        summary="What is known of a file",
+        parameters=_ID,
+        answers={200: Answer(description="the file", content={_JSON: answers.File})},
+        errors=(404,),
+    ),
+    Operation(
+        method="delete",
+        path=_PATH,
+        name="delete_file",
+        summary="Delete a file",
+        parameters=_ID,
+        answers={200: Answer(description="it is gone", content={_JSON: answers.FileDeleted})},
+        errors=(404,),
+    ),
+    Operation(
+        method="get",
+        path=f"{_PATH}/content",
+        name="retrieve_file_content",
+        summary="A file's bytes, all or a range",
+        parameters=_ID,
+        headers={"Range": {"type": "string", "description": "one range of bytes"}},
+        answers={
+            200: Answer(description="all", content={"application/octet-stream": _BYTES}),
+            206: Answer(description="the range", content={"application/octet-stream": _BYTES}),
+        },
+        errors=(404, 416),
+    ),
+)
+"""What the routes are, for ``/openapi.json``."""
 
 
 class FilesOptions(FormOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -64,6 +64,8 @@ class Problem(Exception):
         extra: dict[str, Any] | None = None,
         must_close: bool = False,
     ) -> None:
+        # Bytes of a head that are no UTF-8 come as halves of surrogate pairs, which no answer can hold.
+        message = message.encode("utf-8", "replace").decode()
         super().__init__(message)
         self.status = status
         self.message = _encodable(message)

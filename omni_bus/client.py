@@ -25,7 +25,15 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable, from_info
+from omni_bus.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InputTooLarge,
+    OmniBusError,
+    RequestCancelled,
+    Unavailable,
+    from_info,
+)
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
@@ -72,6 +80,10 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 RequestEvent: TypeAlias = Item | End
 
+OVERDUE_S = 1.0
+"""The coordinator ends a request whose time limit passed; a client that is not told so within this gives it up, since
+the submit, the answer or the news of the end may have been lost."""
+
 
 class Request:
     """One admitted request. Iterate over it once; asking for the next item gives the last one's credit back."""
@@ -87,6 +99,7 @@ class Request:
         self._error: OmniBusError | None = None
         self._is_over = False
         self._route: Route | None = None
+        self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> Route:
@@ -173,9 +186,24 @@ class Request:
 
     # --- called by the client ---------------------------------------------------------------------------------
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Give it up if nobody ends it in time; its limit may become known, or be counted anew, when it is admitted."""
+        if timeout_s is None or self._is_over:
+            return
+        if self._overdue is not None:
+            self._overdue.cancel()
+        error = DeadlineExceeded("the request's time limit passed, and the coordinator did not say so")
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self.give_up, error)
+
+    def give_up(self, error: OmniBusError) -> None:
+        """End it with an error of our own; harmless after its end."""
+        self._end(error)
+        self.cancel(error.message)
+
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it, once or, over another route, twice."""
         self._route = route
+        self.limit(route.timeout_s)
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -206,6 +234,8 @@ class Request:
         if self._is_over:
             return
         self._is_over = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         self._error = error
         self._has_event.set()
         for event in self._writable.values():
@@ -326,6 +356,7 @@ class BusClient:
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
+        request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
@@ -347,6 +378,11 @@ class BusClient:
             return await future
         finally:
             del self._calls[call]
+
+    @property
+    def address(self) -> dict[str, str]:
+        """This client as a supervisor reads it from the log."""
+        return self._driver.address
 
     def allocate(self, num_bytes: int) -> Blob:
         """Return writable memory for an input of so many bytes, from any thread.

@@ -275,6 +275,20 @@ async def test_deadline_ends_a_request(bus: Bus, client: BusClient) -> None:
     await bus.is_at_rest()
 
 
+@pytest.mark.parametrize("is_admitted", [False, True])
+async def test_deadline_ends_a_request_without_a_coordinator(
+    bus: Bus, client: BusClient, monkeypatch: pytest.MonkeyPatch, *, is_admitted: bool
+) -> None:
+    monkeypatch.setattr("omni_bus.client.OVERDUE_S", 0.0)
+    request = await ask(client, timeout_s=0.05, tokens=100_000) if is_admitted else None
+    await bus.coordinator.close()
+
+    with pytest.raises(DeadlineExceeded):
+        await (words_of(request) if request is not None else client.submit("text", timeout_s=0.05))
+
+    assert client.requests == {}
+
+
 async def test_unknown_names_are_refused(client: BusClient) -> None:
     with pytest.raises(UnknownName, match="unknown pipeline 'txt'"):
         await client.submit("txt")

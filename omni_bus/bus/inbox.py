@@ -114,6 +114,8 @@ class Inbox:
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
         self._recv = self._socket.recv
+        self.handle = self._decode_and_deliver
+        """Takes each message; `omni_bus.bus.faulty` puts itself before it."""
         # pyzmq's own goes through an enum
         self._get = cast("Callable[[int], int]", super(zmq.Socket, self._socket).get)
         self._is_open = True
@@ -168,7 +170,7 @@ class Inbox:
             self._loop.call_soon(self._drain)
 
     def _take(self, routing_id: bytes) -> None:
-        """Receive the rest of a message and deliver it.
+        """Receive the rest of a message and handle it.
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
@@ -177,6 +179,9 @@ class Inbox:
         parts: list[Part] = [header.bytes]
         if header.more:
             self._take_blobs(parts)
+        self.handle(routing_id, parts)
+
+    def _decode_and_deliver(self, routing_id: bytes, parts: list[Part]) -> None:
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")

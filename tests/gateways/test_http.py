@@ -140,6 +140,29 @@ async def test_half_a_request_is_answered_and_closed(sent: bytes, words: str) ->
         assert await is_alive(deployment)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Content-Type: te\xffxt",
+        b"Content-Encoding: g\xffzip",
+        b"Expect: a-m\xffracle",
+        b"X-Request-Id: \xff",
+        b"\xff: a",
+    ],
+)
+async def test_header_that_is_no_utf8_is_refused_in_shape(line: bytes) -> None:
+    """What is repeated of it must have a form in JSON."""
+    sent = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n".encode() + line + b"\r\n\r\n{}"
+    )
+    async with running(text_deployment()) as deployment:
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert status in {400, 417}
+        assert document["error"]["code"] == status
+        assert await is_alive(deployment)
+
+
 async def test_bytes_that_are_no_http_get_an_error_in_shape() -> None:
     async with running(text_deployment()) as deployment:
         status, document = parse_response(await exchange(deployment.port, b"\x16\x03\x01 hello\r\n\r\n"))

@@ -171,4 +171,4 @@ def test_command_line_replays_with_a_trace(monkeypatch, capsys):
 
     written = capsys.readouterr().out
     assert "Submit(request=" in written
-    assert "1 schedules" in written
+    assert "1 schedule, " in written

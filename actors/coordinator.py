@@ -37,7 +37,11 @@ class CoordinatorActor:
         self._idle = asyncio.Event()
         self._is_draining = False
         self._driver = Driver(
-            COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
+            COORDINATOR,
+            deployment.coordinator_endpoint,
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            curve=deployment.curve(),
         )
         self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
         logger.info("listening", extra={"fields": self._driver.address})

@@ -59,6 +59,7 @@ class GatewayActor:
             deployment.coordinator_endpoint,
             role="gateway",
             arena=deployment.arena,
+            curve=deployment.curve(),
         )
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
         actor = cls(client, kind(options, client, pipelines, name=name))

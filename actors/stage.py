@@ -72,6 +72,7 @@ class StageActor:
             on_unsent=self._on_unsent,
             arena=deployment.arena,
             understands=STAGE_FRAMES,
+            curve=deployment.curve(),
         )
         self._thread = EngineThread(name)
         self.engine = build_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))

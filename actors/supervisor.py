@@ -167,6 +167,7 @@ class Supervisor:
                 self._deployment.coordinator_endpoint,
                 role="supervisor",
                 on_lost=self._lost,
+                curve=self._deployment.curve(),
             )
             for process in self.processes:
                 self._spawn(process)

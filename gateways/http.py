@@ -104,6 +104,11 @@ class HttpGateway(Gateway):
             return [error.message]
         return []
 
+    @classmethod
+    def is_guarded(cls, options: HttpOptions) -> bool:
+        """Whether any source of keys is named; one that can't be read stops the start."""
+        return bool(options.api_keys or options.api_key_env or options.api_key_file)
+
     @property
     def header_timeout_s(self) -> float:
         """A client may take so long to send a request's head."""

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
@@ -215,6 +216,7 @@ class BusClient:
         role: Role = "client",
         on_lost: Callable[[Peer], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        curve: Curve | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
@@ -226,6 +228,7 @@ class BusClient:
             on_unsent=self._on_unsent,
             arena=arena,
             understands=CLIENT_FRAMES,
+            curve=curve,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
@@ -245,6 +248,7 @@ class BusClient:
         timeout_s: float | None = None,
         on_lost: Callable[[Peer], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        curve: Curve | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -256,12 +260,14 @@ class BusClient:
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
             on_lost: called with each actor that the coordinator calls lost or that left.
             arena: what this client may lend through shared memory.
+            curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
+                with ``client.KEY``.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, curve)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:

@@ -74,6 +74,11 @@ class Gateway(ABC):
         """Return every reason why these options can't work, found without serving (a missing key file, say)."""
         return []
 
+    @classmethod
+    def is_guarded(cls, options: Any) -> bool:
+        """Whether these options let in only those who have a key; without one, it may not listen off the loopback."""
+        return False
+
     @abstractmethod
     def app(self) -> web.Application:
         """Build the application: routes and middlewares."""

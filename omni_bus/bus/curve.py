@@ -75,6 +75,11 @@ class Curve:
         self._allowed: dict[bytes, str] = {}
         self._seen: tuple[tuple[str, int, int, int], ...] = ()
 
+    @property
+    def is_client(self) -> bool:
+        """Whether these are a client's keys, and not the deployment's own."""
+        return self.name != DEPLOYMENT
+
     def server_key(self, actor: str) -> bytes | None:
         """Return the key that the inbox of `actor` must have; None for a client that is not allowed."""
         if not actor.startswith(CLIENT_PREFIX):

@@ -412,11 +412,14 @@ class Outbox:
                         "" if self._curve is None else " (if it lives, it has another key than ours says)",
                     )
             case _:
-                has_mismatch = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
-                reason = (
-                    "it wants keys and we have none, or the reverse" if has_mismatch else "it does not allow our key"
-                )
-                self._give_up(lane, reason, is_refused=True)
+                self._give_up(lane, self._why_refused(event, value), is_refused=True)
+
+    def _why_refused(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "it does not allow our key"
+        if value == MECHANISM_MISMATCH:
+            return "it has no keys" if self._curve is not None else "it wants keys"
+        return "it does not speak as we do"
 
     def _lend(self, blob: Blob) -> Lent | None:
         """Put a blob of the frame that is being encoded into the arena, if its peer reads that."""

@@ -33,7 +33,11 @@ async def visit(args: argparse.Namespace) -> AsyncGenerator[tuple[Deployment, Bu
     name = f"{args.command}-{os.getpid()}"
     with _while_it_lives(about):
         client = await BusClient.connect(
-            name, deployment.listen(name), deployment.coordinator_endpoint, timeout_s=WELCOME_S
+            name,
+            deployment.listen(name),
+            deployment.coordinator_endpoint,
+            timeout_s=WELCOME_S,
+            curve=deployment.curve(),
         )
         async with client:
             yield deployment, client

@@ -72,6 +72,15 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class SecurityConfig(msgspec.Struct, frozen=True):
+    """The ``[security]`` table."""
+
+    key_folder: str = ""
+    """Folder with the deployment's keys, as ``omni-bus keys`` makes it; TCP between actors is encrypted with them."""
+    insecure: bool = False
+    """Lets actors without keys and gateways without API keys listen off the loopback, as ``--insecure`` does."""
+
+
 class DeploymentConfig(msgspec.Struct, frozen=True):
     """The whole file, merged and validated."""
 
@@ -81,7 +90,7 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     pipelines: dict[str, PipelineConfig]
     gateways: dict[str, GatewayConfig] = {}
     bind: Bind = "ipc"
-    """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
+    """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``, which needs keys off the loopback."""
     coordinator_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7550
     """Where the coordinator listens when `bind` is an address; unused with ``ipc``."""
     start_timeout_s: Seconds = 120.0
@@ -96,3 +105,4 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5
     """Restarts of one process within ten minutes before its stage is degraded."""
+    security: SecurityConfig = SecurityConfig()

@@ -10,9 +10,9 @@ import msgspec
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Origin, Path, show_path
 from omni_bus.config.load import Loaded
-from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
+from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, SecurityConfig, StageConfig
 
-_NESTED = ("stages", "pipelines", "gateways")
+_NESTED = ("security", "stages", "pipelines", "gateways")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -39,6 +39,7 @@ def settings(loaded: Loaded) -> list[Setting]:
     """Return every setting, defaults too, in the order of the schema."""
     config = loaded.config
     found = list(_of_struct(loaded, (), DeploymentConfig, _plain(config), skip=_NESTED))
+    found += _of_struct(loaded, ("security",), SecurityConfig, _plain(config.security))
     for name, stage in config.stages.items():
         path = ("stages", name)
         found += _of_struct(loaded, path, StageConfig, _plain(stage), skip=("options", "params"))

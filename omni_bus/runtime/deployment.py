@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 
 from omni_bus.bus.arena import ArenaLimits
+from omni_bus.bus.curve import Curve
 from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.runtime.rundir import write_privately
 
 SUPERVISOR = "supervisor"
 
@@ -36,6 +38,8 @@ class Deployment(msgspec.Struct, frozen=True):
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
     log_level: str = "INFO"
+    key_folder: str = ""
+    """Of the keys for TCP, absolute; empty for a deployment without."""
     supervisor_pid: int = msgspec.field(default_factory=os.getpid)
     """Who made this; a process that finds itself without this parent has no deployment any more."""
 
@@ -45,13 +49,21 @@ class Deployment(msgspec.Struct, frozen=True):
         return Path(self.run_dir) / DEPLOYMENT_FILE
 
     def write(self) -> None:
-        """Write it where children find it."""
-        self.path.write_bytes(msgspec.json.encode(self))
+        """Write it where children find it; it may hold API keys, so nobody else may read it."""
+        write_privately(self.path, msgspec.json.encode(self))
 
     @property
     def arena(self) -> ArenaLimits:
         """What each actor may lend through shared memory."""
         return ArenaLimits(self.config.arena_bytes, self.config.arena_threshold_bytes)
+
+    def curve(self) -> Curve | None:
+        """Read the keys for TCP, if the deployment has any.
+
+        Raises:
+            BadInput: the folder is incomplete, or others may read the secret key.
+        """
+        return Curve(self.key_folder) if self.key_folder else None
 
     def listen(self, actor: str) -> str:
         """Return the address that an actor's inbox binds; the pid keeps successors from what was sent to the dead."""

@@ -17,6 +17,7 @@ from omni_bus.wire.frames import DATA_FRAMES, Open
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.errors import OmniBusError
     from omni_bus.ids import Peer, RequestId, Sender
@@ -44,6 +45,8 @@ class Driver:
         arena: what this actor may lend through shared memory.
         understands: the frames that this actor takes, control frames among them only from the coordinator; others are
             counted, logged once per sender and dropped. None takes all from everybody, as the coordinator does.
+        on_broken: called with a peer to whom a TCP connection broke: frames for it may be lost, though it lives.
+        curve: the keys for TCP sockets.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Driver:
         on_unsent: OnUnsent | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         understands: frozenset[type] | None = None,
+        on_broken: Callable[[Peer], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
@@ -66,7 +71,16 @@ class Driver:
         self.num_refused = 0
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
-        self._link = Link(name, listen, self._deliver, self._stuck, arena)
+        self._link = Link(
+            name,
+            listen,
+            self._deliver,
+            self._stuck,
+            arena,
+            curve=curve,
+            on_broken=on_broken,
+            on_refused=self._refused_by,
+        )
 
     @property
     def me(self) -> Peer:
@@ -162,6 +176,11 @@ class Driver:
         handle = self._timers.pop(key, None)
         if handle is not None:
             handle.cancel()
+
+    def _refused_by(self, peer: Peer, reason: str) -> None:
+        """End an actor that the coordinator will never hear; of others, the outbox has logged it."""
+        if peer.actor == COORDINATOR and not self._leaving.done():
+            self._leaving.set_result(Unavailable(f"the coordinator at {peer.endpoint} takes no connection: {reason}"))
 
     def _stuck(self, peer: Peer) -> None:
         logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})

@@ -1,0 +1,92 @@
+"""A TCP proxy between two actors, for tests: it holds back what is under way, and cuts its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Proxy:
+    """Forwards both ways between whoever connects to `endpoint` and the address of its target."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.removeprefix("tcp://").rpartition(":")
+        self._may_flow = asyncio.Event()
+        self._may_flow.set()
+        self._may_connect = asyncio.Event()
+        self._may_connect.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_accepted = asyncio.Event()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.endpoint = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def hold(self) -> None:
+        """Keep to itself what comes from now on."""
+        self._may_flow.clear()
+
+    def release(self) -> None:
+        self._may_flow.set()
+
+    def cut(self, *, may_return: bool = True) -> None:
+        """End all connections, and lose what was held back.
+
+        Args:
+            may_return: False lets nobody through until `heal`.
+        """
+        if not may_return:
+            self._may_connect.clear()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._may_flow.set()
+
+    async def accepted(self) -> None:
+        """Wait for the first connection; it may be waiting for `heal`."""
+        await self._has_accepted.wait()
+
+    def heal(self) -> None:
+        self._may_connect.set()
+
+    async def close(self) -> None:
+        self._server.close()
+        self.cut()
+        self.heal()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._has_accepted.set()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
+        try:
+            await self._may_connect.wait()
+            far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
+            self._writers.add(far_writer)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._forward(reader, far_writer))
+                    group.create_task(self._forward(far_reader, writer))
+            finally:
+                self._writers.discard(far_writer)
+                far_writer.transport.abort()
+        except (OSError, ExceptionGroup):
+            pass  # an end is gone, so the other one goes too
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await self._may_flow.wait()
+                if writer.transport.is_closing():
+                    break
+                writer.write(data)
+                await writer.drain()
+        raise ConnectionResetError

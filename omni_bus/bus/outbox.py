@@ -70,6 +70,9 @@ _WATCHED = int(
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
+MAX_FAILURES = 3
+"""Handshakes with a peer that may be broken off before it is logged: one breaks when a process ends."""
+
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -125,11 +128,11 @@ class _Lane:
         "backlog",
         "backlog_bytes",
         "descriptor",
-        "has_failed",
         "is_connected",
         "is_flushing",
         "is_stuck",
         "monitor",
+        "num_failures",
         "peer",
         "reader",
         "send",
@@ -149,8 +152,8 @@ class _Lane:
         self.monitor: Monitor | None = None
         self.is_connected = False
         """As far as `monitor` tells; with the other end's word that it takes us."""
-        self.has_failed = False
-        """A handshake did, and it was logged."""
+        self.num_failures = 0
+        """Handshakes that were broken off, since the last one that was not."""
         self.descriptor = -1
         if socket is not None:
             socket.copy_threshold = COPY_BELOW_BYTES
@@ -219,7 +222,7 @@ class Outbox:
         cuda: where blobs in device memory are lent from, if at all.
         curve: the keys for TCP sockets; without them, these are not encrypted.
         on_broken: told the peer to whom a TCP connection broke; frames sent before may be lost, later ones are not.
-        on_refused: told the peer that takes no connection of ours, and why.
+        on_refused: told the peer that takes no connection of ours, and why, which is not logged here.
 
     Raises:
         BadInput: the sender's name is too long for a routing id.
@@ -245,7 +248,7 @@ class Outbox:
         self._context = context
         self._curve = curve
         self._on_broken = on_broken
-        self._on_refused = on_refused
+        self._on_refused = on_refused or (lambda peer, _: on_stuck(peer))
         if len(sender.actor.encode()) > MAX_ACTOR_NAME_BYTES:
             raise BadInput(
                 f"actor name '{sender.actor}' is too long (allowed: {MAX_ACTOR_NAME_BYTES} bytes)", field="actor"
@@ -397,14 +400,14 @@ class Outbox:
         """Take what became of a lane's connection; ZeroMQ connects again by itself, except to whoever refused it."""
         match event:
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                lane.is_connected = True
+                lane.is_connected, lane.num_failures = True, 0
             case zmq.EVENT_DISCONNECTED:
                 was_connected, lane.is_connected = lane.is_connected, False
                 if was_connected and not lane.is_stuck and self._on_broken is not None:
                     self._on_broken(lane.peer)
             case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                if not lane.has_failed:
-                    lane.has_failed = True
+                lane.num_failures += 1
+                if lane.num_failures == MAX_FAILURES:
                     _log.warning(
                         "%s at %s broke off the handshake%s; trying on",
                         lane.peer.actor,
@@ -522,13 +525,14 @@ class Outbox:
         self._flushed.set()
 
     def _give_up(self, lane: _Lane, reason: str, *, is_refused: bool = False) -> None:
-        _log.warning("gave up on %s at %s: %s", lane.peer.actor, lane.peer.endpoint, reason)
+        if not is_refused:
+            _log.warning("gave up on %s at %s: %s", lane.peer.actor, lane.peer.endpoint, reason)
         for each in (lane, self._lanes.get(lane.peer), self._bulk_lanes.get(lane.peer)):
             if each is not None and not each.is_stuck:
                 each.is_stuck = True
                 self._drop_backlog(each)
         # Later, because the caller of `send` may be in the middle of something that the callback changes.
-        if is_refused and self._on_refused is not None:
+        if is_refused:
             self._loop.call_soon(self._on_refused, lane.peer, reason)
         else:
             self._loop.call_soon(self._on_stuck, lane.peer)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
@@ -545,8 +547,10 @@ class CoordinatorCore:
                 return list(self._health.begin(actor.peer, frame.call, others, now))
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case "pipelines":
+                return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case _:
-                error = unknown_name("operation", frame.op, ("health", "status"), field="op")
+                error = unknown_name("operation", frame.op, ("health", "pipelines", "status"), field="op")
                 return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
 
     def _status(self, now: float) -> dict[str, Any]:

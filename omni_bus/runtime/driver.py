@@ -178,9 +178,12 @@ class Driver:
             handle.cancel()
 
     def _refused_by(self, peer: Peer, reason: str) -> None:
-        """End an actor that the coordinator will never hear; of others, the outbox has logged it."""
-        if peer.actor == COORDINATOR and not self._leaving.done():
-            self._leaving.set_result(Unavailable(f"the coordinator at {peer.endpoint} takes no connection: {reason}"))
+        """End an actor that the coordinator will never hear."""
+        message = f"{peer.actor} at {peer.endpoint} takes no connection of ours: {reason}"
+        if peer.actor != COORDINATOR:
+            logger.warning(message)
+        elif not self._leaving.done():
+            self._leaving.set_result(Unavailable(message))
 
     def _stuck(self, peer: Peer) -> None:
         logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})

@@ -68,7 +68,7 @@ def security_problems(config: DeploymentConfig) -> list[Problem]:
     """Return why the deployment's own addresses or keys can't work."""
     problems: list[Problem] = []
     host = bind_host(config.bind)
-    if host == "*" or (_address(host) is not None and _address(host).is_unspecified):
+    if host == "*" or any(address.is_unspecified for address in _addresses(host)):
         what = f"{config.bind} stands for all addresses of this machine, and actors tell each other one"
         problems.append(Problem(("bind",), f"{what}; allowed: the address that others connect to"))
     if config.security.key_folder:
@@ -117,10 +117,3 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
     except (OSError, UnicodeError):  # no such name, or no name at all
         return []
     return [ipaddress.ip_address(str(address[0])) for *_, address in found]
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None

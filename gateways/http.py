@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
+from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, OmniBusError, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
@@ -63,6 +64,15 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     api_key_file: str = ""
     """File with more keys, one a line."""
 
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may send requests and read answers (CORS), or ``"*"`` alone; by default none."""
+
+    cors_credentials: bool = False
+    """Lets these pages send cookies and logins of the browser, which a proxy before the gateway may need."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may open WebSockets besides the gateway's own, or ``"*"`` alone."""
+
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 as soon as that is known."""
 
@@ -94,15 +104,27 @@ class HttpGateway(Gateway):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._key_digests = [_digest(key) for key in read_keys(self.options)]
+        self._origins = Origins(
+            self.name,
+            readers=self.options.cors_origins,
+            with_credentials=self.options.cors_credentials,
+            sockets=self.options.allowed_origins,
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
-        """Return what is wrong with the sources of keys."""
+        """Return what is wrong with the sources of keys, and with origins."""
+        problems = problems_of("cors_origins", options.cors_origins)
+        problems += problems_of("allowed_origins", options.allowed_origins)
+        if options.cors_credentials and ANY in options.cors_origins:
+            problems.append(
+                f'cors_credentials: true is not allowed with cors_origins = ["{ANY}"]; allowed: named origins'
+            )
         try:
             read_keys(options)
         except BadInput as error:
-            return [error.message]
-        return []
+            problems.append(error.message)
+        return problems
 
     @classmethod
     def is_guarded(cls, options: HttpOptions) -> bool:
@@ -118,6 +140,10 @@ class HttpGateway(Gateway):
     def keepalive_timeout_s(self) -> float:
         """An idle connection is closed after this."""
         return self.options.keepalive_timeout_s
+
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Say which web pages may read the answer."""
+        self._origins.mark(request, response)
 
     def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
         """Render the refusal of a request whose head could not be read."""
@@ -162,10 +188,13 @@ class HttpGateway(Gateway):
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._authorise(request)
-            if self.is_draining and request.path.startswith(GUARDED):
-                raise Unavailable(STOPPING)
-            response = await handler(request)
+            response = self._origins.preflight(request)
+            if response is None:
+                self._origins.check_upgrade(request)
+                self._authorise(request)
+                if self.is_draining and request.path.startswith(GUARDED):
+                    raise Unavailable(STOPPING)
+                response = await handler(request)
         except web.HTTPException as error:
             response = _router_problem(request, error).response()
         except ConnectionError:

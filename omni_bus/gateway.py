@@ -97,6 +97,9 @@ class Gateway(ABC):
         """Render the refusal of a request whose head could not be read."""
         return web.Response(status=int(status), text=message)
 
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Change the head of any answer before it is sent, those of streams and errors too."""
+
     def close(self) -> None:
         """Give everything back; called once, with no request left."""
 
@@ -194,6 +197,7 @@ class GatewayServer:
         self._gateway = gateway
         app = gateway.app()
         app.middlewares.insert(0, self._count)
+        app.on_response_prepare.append(gateway.before_answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         self._listeners: list[asyncio.Server] = []
         self._num_open = 0

@@ -44,6 +44,7 @@ def ratios(output: str) -> dict[str, float]:
         ("pipeline", "coordinator frames per request of 1 chunk, in and out"),
         ("gateway", "gateway CPU per chunk, 10 clients / 1"),
         ("call", "call latency, pipe / ours"),
+        ("curve", "round trip, with keys / without"),
         ("memory", "resident memory of all, after 200 requests / 20"),
         ("start", "start of coordinator / bare interpreter with its libraries"),
     ],

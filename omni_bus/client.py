@@ -30,6 +30,7 @@ from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Finish,
@@ -228,6 +229,7 @@ class BusClient:
             on_unsent=self._on_unsent,
             arena=arena,
             understands=CLIENT_FRAMES,
+            on_broken=self._on_broken,
             curve=curve,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
@@ -374,12 +376,14 @@ class BusClient:
         match frame:
             case Chunk() | Credit():
                 self.perform(self.core.on_frame(sender, frame))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
                 self.perform(self._member.on_frame(frame))
                 if isinstance(frame, Introduce):
                     self.perform(self.core.on_coordinator_changed())
+                elif isinstance(frame, Broken) and frame.target == self._driver.me:
+                    self.perform(self.core.on_link_broken(frame.source))
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
@@ -389,6 +393,11 @@ class BusClient:
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self.perform(self._member.on_link_broken(peer))
+        if peer == self._member.coordinator:
+            self.perform(self.core.on_coordinator_changed())
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

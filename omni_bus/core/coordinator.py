@@ -15,7 +15,7 @@ from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import error_for_lost, stage_lost
+from omni_bus.core.recovery import error_for_broken, error_for_lost, is_retry_safe, stage_lost
 from omni_bus.core.request import Request, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
@@ -23,18 +23,20 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
+    LinkBroken,
     OmniBusError,
     RequestCancelled,
     Unavailable,
     from_info,
     unknown_name,
 )
-from omni_bus.ids import Peer, RequestId
+from omni_bus.ids import CLIENT_PREFIX, Peer, RequestId
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admin,
     AdminReply,
     Admit,
+    Broken,
     Cancel,
     Cancelled,
     Done,
@@ -148,6 +150,8 @@ class CoordinatorCore:
             case Lost(peer=peer) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now)
+            case Broken():
+                return self._on_broken(actor, frame, now)
             case Pong():
                 return list(self._health.on_pong(sender, frame, now))
             case Submit():
@@ -163,7 +167,7 @@ class CoordinatorCore:
                     entry.stats[actor.stage] = stats
                 return self._on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
-                return self._on_stage_end(actor, request, 0, from_info(error), now)
+                return self._on_stage_end(actor, request, 0, self._rated(request, from_info(error)), now)
             case Admin():
                 return self._on_admin(actor, frame, now)
             case _:
@@ -214,6 +218,9 @@ class CoordinatorCore:
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
             return [Send(hello.peer, Refused(error.to_info()))]
+        if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
+            error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
+            return [Send(hello.peer, Refused(error.to_info()))]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -226,10 +233,12 @@ class CoordinatorCore:
         if is_new and actor.is_ready:
             effects.append(self._report_ready(actor, now))
         listed = {route.request for route in hello.live}
+        # What an adopted one's former coordinator heard is unknown, and what was under way between an actor that is
+        # known already and us may be lost: an end that we did not hear of, or an admission that never arrived.
         effects += [
             Send(actor.peer, Inquire(request))
             for request, entry in self._requests.items()
-            if entry.is_adopted and request not in listed and actor.peer in (entry.client, *entry.pending.values())
+            if request not in listed and actor.peer in (entry.client, *entry.pending.values())
         ]
         for route in hello.live:
             effects += self._adopt(actor, route, now)
@@ -295,6 +304,28 @@ class CoordinatorCore:
         for stage in [stage for stage, peer in entry.pending.items() if peer == actor.peer]:
             self._release(entry, stage)
         return self._end_early(request, error, now) + self._settle(request, entry, now)
+
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
+        """The connection to an actor broke, which may have lost frames of ours: its introduction makes up for them."""
+        actor = self._membership.get(peer.sender)
+        return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
+
+    def _on_broken(self, actor: Actor, broken: Broken, now: float) -> list[Common]:
+        """Frames between two actors may be lost, and neither can tell which: what both work on ends."""
+        if broken.source != actor.peer:
+            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        fields = {"name": actor.peer.actor, "to": broken.target.actor}
+        effects: list[Common] = [Report("connection broke", fields)]
+        for request, entry in list(self._requests.items()):
+            if entry.route is None or entry.state is not State.RUNNING:
+                continue
+            error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
+            if error is not None:
+                effects += self._end_early(request, error, now)
+        # After the requests' own errors, which know more than a client can conclude from this.
+        effects.append(Send(actor.peer, broken))
+        target = self._membership.get(broken.target.sender)
+        return effects if target is None else [*effects, Send(target.peer, broken)]
 
     def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
         """Learn of a running request from who takes part in it: this coordinator is new, or had given the actor up."""
@@ -466,6 +497,13 @@ class CoordinatorCore:
         self._release(entry, actor.stage)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
+
+    def _rated(self, request: RequestId, error: OmniBusError) -> OmniBusError:
+        """Say whether a retry is safe where a stage can't know that: it missed chunks, and knows no pipeline."""
+        entry = self._requests.get(request)
+        if isinstance(error, LinkBroken) and entry is not None and entry.route is not None:
+            error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
+        return error
 
     def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""

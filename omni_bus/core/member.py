@@ -9,6 +9,7 @@ from omni_bus.errors import from_info
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
+    Broken,
     Goodbye,
     Heartbeat,
     Hello,
@@ -62,6 +63,8 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._broken: dict[Peer, Broken] = {}
+        """What the coordinator was told of connections of ours, by peer, and has not answered yet."""
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
 
@@ -83,6 +86,17 @@ class Member:
         """Tell that another actor's process has ended."""
         return [self._to_coordinator(Lost(peer))]
 
+    def on_link_broken(self, peer: Peer) -> list[Common]:
+        """A connection to a peer broke, which may have lost frames of ours.
+
+        What the coordinator missed is made up for by a new introduction. Whoever has a `ClientCore` calls its
+        `on_coordinator_changed` then, and carries those effects out after these.
+        """
+        if peer == self.coordinator:
+            return self._introduction()
+        broken = self._broken[peer] = Broken(self.me, peer)
+        return [self._to_coordinator(broken)]
+
     def goodbye(self, reason: str) -> list[Common]:
         """Tell that this actor leaves."""
         self.is_ready = False
@@ -94,11 +108,12 @@ class Member:
         heartbeat = Heartbeat(self.me.endpoint, len(self._live()))
         return [self._to_coordinator(heartbeat), SetTimer(_BEAT, now + self._heartbeat_s)]
 
-    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost) -> list[Common]:
+    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken) -> list[Common]:
         """Answer the coordinator.
 
-        Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, and after a `Lost` its
-        `on_peer_lost`, and carries those effects out after these.
+        Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, after a `Lost` its
+        `on_peer_lost`, and after a `Broken` of somebody else its `on_link_broken`, and carries those effects out after
+        these.
         """
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):
@@ -110,11 +125,20 @@ class Member:
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
-                return [self._to_coordinator(self._hello())]
+                return self._introduction()
+            case Broken(source=source, target=target):
+                if source == self.me:
+                    self._broken.pop(target, None)
+                return []
             case Ping(nonce=nonce):
                 return [self._to_coordinator(Pong(nonce, self._stats()))]
             case Lost(peer=peer):
+                self._broken.pop(peer, None)
                 return [Forget(peer)]
+
+    def _introduction(self) -> list[Common]:
+        """Say hello, and repeat what a coordinator may not have heard."""
+        return [self._to_coordinator(frame) for frame in (self._hello(), *self._broken.values())]
 
     def _hello(self) -> Hello:
         return Hello(PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live())

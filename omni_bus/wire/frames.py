@@ -183,6 +183,17 @@ class Lost(Frame, frozen=True):
     peer: Peer
 
 
+class Broken(Frame, frozen=True):
+    """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
+
+    From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
+    `target` too.
+    """
+
+    source: Peer
+    target: Peer
+
+
 class Ping(Frame, frozen=True):
     """Answer with a `Pong` of the same nonce."""
 
@@ -379,6 +390,7 @@ ControlFrame: TypeAlias = (
     | Heartbeat
     | Goodbye
     | Lost
+    | Broken
     | Ping
     | Pong
     | Submit
@@ -399,10 +411,10 @@ AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping, Cancel, Inquire}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping, Cancel, Inquire}
 """What a stage understands; control frames come from the coordinator only."""
 
-CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
+CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {
     Admit,
     Reject,
     Failed,

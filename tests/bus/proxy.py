@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 
 class Proxy:
@@ -11,21 +12,27 @@ class Proxy:
 
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.removeprefix("tcp://").rpartition(":")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._may_flow = asyncio.Event()
         self._may_flow.set()
         self._may_connect = asyncio.Event()
         self._may_connect.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_accepted = 0
+        self._num_before_cut = 0
         self._has_accepted = asyncio.Event()
+        self.holds = asyncio.Event()
+        """Something came since `hold`, and waits."""
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.endpoint = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, sock=self._listener)
 
     def hold(self) -> None:
         """Keep to itself what comes from now on."""
         self._may_flow.clear()
+        self.holds.clear()
 
     def release(self) -> None:
         self._may_flow.set()
@@ -38,13 +45,16 @@ class Proxy:
         """
         if not may_return:
             self._may_connect.clear()
+        self._num_before_cut = self._num_accepted
         for writer in self._writers:
             writer.transport.abort()
         self._may_flow.set()
 
     async def accepted(self) -> None:
-        """Wait for the first connection; it may be waiting for `heal`."""
-        await self._has_accepted.wait()
+        """Wait for a connection since the last cut; it may be waiting for `heal`."""
+        while self._num_accepted == self._num_before_cut:
+            self._has_accepted.clear()
+            await self._has_accepted.wait()
 
     def heal(self) -> None:
         self._may_connect.set()
@@ -58,6 +68,7 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_accepted += 1
         self._has_accepted.set()
         task = asyncio.current_task()
         assert task is not None
@@ -84,6 +95,8 @@ class Proxy:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
+                if not self._may_flow.is_set():
+                    self.holds.set()
                 await self._may_flow.wait()
                 if writer.transport.is_closing():
                     break

@@ -44,7 +44,9 @@ class CoordinatorActor:
             on_broken=self._on_broken,
             curve=deployment.curve(),
         )
-        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, deployment.config.heartbeat_s)
+        config = deployment.config
+        quotas = {name: caller.quota for name, caller in config.callers.items()}
+        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, config.heartbeat_s, quotas)
         logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 

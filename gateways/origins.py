@@ -14,6 +14,7 @@ from aiohttp import web
 from yarl import URL
 
 from gateways.problems import Problem
+from gateways.websockets import is_upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +115,7 @@ class Origins:
             Problem: 403.
         """
         origin = request.headers.get("Origin")
-        if origin is None or request.headers.get("Upgrade", "").lower() != "websocket":
+        if origin is None or not is_upgrade(request):
             return
         known = _known(origin)
         if ANY in self._sockets or (known is not None and (known in self._sockets or _is_own(known, request))):

@@ -25,7 +25,7 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable, from_info
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
@@ -36,6 +36,7 @@ from omni_bus.wire.frames import (
     Finish,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Refused,
     Route,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
+    from omni_bus.wire.payloads import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +88,12 @@ class Request:
         self._unconsumed: Item | None = None
         self._error: OmniBusError | None = None
         self._is_over = False
+        self._route: Route | None = None
 
     @property
     def route(self) -> Route:
-        """Where the request runs."""
-        return self._admitted.result()
+        """Where the request runs; another one after a replica was lost before the first output."""
+        return self._admitted.result() if self._route is None else self._route
 
     @property
     def is_over(self) -> bool:
@@ -116,8 +119,7 @@ class Request:
             event = self._writable.setdefault(port, asyncio.Event())
             event.clear()
             await event.wait()
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def finish(self, port: str) -> None:
         """End an input port."""
@@ -138,8 +140,7 @@ class Request:
             self._client.perform(self._client.core.consume(self.id, item.port, item.payload))
         while not self._events:
             if self._is_over:
-                if self._error is not None:
-                    raise self._error
+                self._raise_error()
                 raise StopAsyncIteration
             self._has_event.clear()
             await self._has_event.wait()
@@ -161,9 +162,9 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, or a stage is missing.
+            Refused: no capacity, a limit of the caller's own, a stage is missing, or the coordinator does not answer.
             BadInput: the pipeline or an output is unknown.
-            DeadlineExceeded: the time limit passed while it waited.
+            DeadlineExceeded: the time limit passed while it waited, or certainly would.
             RequestCancelled: somebody else cancelled it, or the client closed.
         """
         try:
@@ -175,7 +176,8 @@ class Request:
     # --- called by the client ---------------------------------------------------------------------------------
 
     def on_admitted(self, route: Route) -> None:
-        """The coordinator admitted it."""
+        """The coordinator admitted it, once or, over another route, twice."""
+        self._route = route
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -192,6 +194,15 @@ class Request:
     def on_ended(self, error: OmniBusError | None) -> None:
         """It is over."""
         self._end(error)
+
+    def _raise_error(self) -> None:
+        """Raise what the request ended with, if it did badly.
+
+        A new one each time: a traceback holds its callers' variables, their last payload among them, and kept here it
+        would hold them, and another actor's memory, until a garbage collection.
+        """
+        if self._error is not None:
+            raise from_info(self._error.to_info())
 
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
@@ -215,12 +226,16 @@ class BusClient:
         listen: str,
         coordinator_endpoint: str,
         role: Role = "client",
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
         curve: Curve | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
+        self._on_introduce = on_introduce
+        self._on_silent = on_silent
         self._driver = Driver(
             name,
             listen,
@@ -234,7 +249,7 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
+        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -248,8 +263,10 @@ class BusClient:
         *,
         role: Role = "client",
         timeout_s: float | None = None,
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
         curve: Curve | None = None,
     ) -> Self:
         """Join the deployment.
@@ -260,8 +277,10 @@ class BusClient:
             coordinator_endpoint: where the coordinator listens; it may start later.
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
-            on_lost: called with each actor that the coordinator calls lost or that left.
+            on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
+            on_introduce: called when a coordinator that does not know this client has been told who it is.
+            on_silent: called with each heartbeat while the coordinator has left several unanswered.
             curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
                 with ``client.KEY``.
 
@@ -269,7 +288,17 @@ class BusClient:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, curve)
+        client = cls(
+            name,
+            listen,
+            coordinator_endpoint,
+            role,
+            on_lost,
+            arena,
+            on_introduce=on_introduce,
+            on_silent=on_silent,
+            curve=curve,
+        )
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -296,6 +325,7 @@ class BusClient:
         timeout_s: float | None = None,
         key: str = "",
         trace: str = "",
+        input_bytes: int = 0,
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -303,17 +333,18 @@ class BusClient:
             pipeline: the pipeline's name.
             outputs: wanted output ports; all when empty.
             params: parameters by stage name.
-            priority: higher goes first.
+            priority: higher goes first, whatever waits below it.
             timeout_s: the request's time limit from now.
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
+            input_bytes: what is held for the request until it is admitted.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
-        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
+        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
         return request
@@ -323,6 +354,7 @@ class BusClient:
 
         Raises:
             UnknownName: no such operation.
+            Unavailable: the coordinator was lost, or has not answered for several heartbeats.
         """
         self._num_calls += 1
         call = self._num_calls
@@ -334,9 +366,25 @@ class BusClient:
         finally:
             del self._calls[call]
 
+    def allocate(self, num_bytes: int) -> Blob:
+        """Return writable memory for an input of so many bytes, from any thread.
+
+        A large payload made in it reaches stages of the same host without a copy: write it, send it with this `Blob`,
+        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or
+        not.
+
+        Raises:
+            ValueError: `num_bytes` is negative.
+        """
+        return self._driver.allocate(num_bytes)
+
     def tell_lost(self, peer: Peer) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
         self.perform(self._member.lost(peer))
+
+    def tell_outlook(self, outlook: Outlook) -> None:
+        """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
+        self.perform(self._member.outlook(outlook))
 
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""
@@ -372,36 +420,42 @@ class BusClient:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
-        del now
         match frame:
             case Chunk() | Credit():
-                self.perform(self.core.on_frame(sender, frame))
+                self.perform(self.core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
-                self.perform(self._member.on_frame(frame))
+                self.core.on_coordinator_heard()
+                self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
                     self.perform(self.core.on_coordinator_changed())
+                    if self._on_introduce is not None:
+                        self._on_introduce()
                 elif isinstance(frame, Broken) and frame.target == self._driver.me:
                     self.perform(self.core.on_link_broken(frame.source))
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
-                        self._on_lost(frame.peer)
+                        self._on_lost(frame.peer, frame.reason)
             case _:
-                self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+                self.perform(self.core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
 
     def _on_broken(self, peer: Peer) -> None:
-        self.perform(self._member.on_link_broken(peer))
+        self.perform(self._member.on_link_broken(peer, self._driver.now))
         if peer == self._member.coordinator:
             self.perform(self.core.on_coordinator_changed())
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self.perform(self._member.on_timer(now))
+        if self._member.is_coordinator_silent:
+            self.perform(self.core.on_coordinator_silent())
+            if self._on_silent is not None:
+                self._on_silent()
 
     def _perform(self, effect: Any) -> None:
         match effect:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
+from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -15,6 +16,7 @@ from omni_bus.wire.frames import (
     Hello,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
@@ -23,6 +25,7 @@ from omni_bus.wire.frames import (
     Role,
     Route,
     StageStats,
+    Stalled,
     Welcome,
 )
 
@@ -41,6 +44,13 @@ def coordinator_peer(endpoint: str) -> Peer:
     return Peer(COORDINATOR, 0, endpoint)
 
 
+class Running(NamedTuple):
+    """A request that an actor holds, and since when, in its monotonic seconds."""
+
+    route: Route
+    since: float
+
+
 class Member:
     """The part that every actor but the coordinator shares."""
 
@@ -52,7 +62,7 @@ class Member:
         *,
         stage: str = "",
         replica: int = 0,
-        live: Callable[[], tuple[Route, ...]] = tuple,
+        live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
     ) -> None:
         self.me = me
@@ -67,11 +77,13 @@ class Member:
         """What the coordinator was told of connections of ours, by peer, and has not answered yet."""
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
+        self._num_unanswered = 0
+        self._stalled_s = 0.0
 
     def start(self, now: float) -> list[Common]:
         """Say hello; from now on beat."""
         self._beat_at = now
-        return [self._to_coordinator(self._hello()), SetTimer(_BEAT, now + self._heartbeat_s)]
+        return [self._to_coordinator(self._introduction(now)), SetTimer(_BEAT, now + self._heartbeat_s)]
 
     def progress(self, phase: str, fraction: float) -> list[Common]:
         """Tell how far the start is."""
@@ -86,16 +98,26 @@ class Member:
         """Tell that another actor's process has ended."""
         return [self._to_coordinator(Lost(peer))]
 
-    def on_link_broken(self, peer: Peer) -> list[Common]:
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
         """A connection to a peer broke, which may have lost frames of ours.
 
         What the coordinator missed is made up for by a new introduction. Whoever has a `ClientCore` calls its
         `on_coordinator_changed` then, and carries those effects out after these.
         """
         if peer == self.coordinator:
-            return self._introduction()
+            return self._introduce(now)
         broken = self._broken[peer] = Broken(self.me, peer)
         return [self._to_coordinator(broken)]
+
+    def outlook(self, outlook: Outlook) -> list[Common]:
+        """Tell what is known of a replica that does not serve."""
+        return [self._to_coordinator(outlook)]
+
+    def stalled(self, seconds: float, now: float) -> list[Common]:
+        """Tell that this actor's engine is stuck; from now on it takes part in nothing any more."""
+        self.is_ready = False
+        self._stalled_s = seconds
+        return [self._to_coordinator(self._introduction(now))]
 
     def goodbye(self, reason: str) -> list[Common]:
         """Tell that this actor leaves."""
@@ -105,16 +127,26 @@ class Member:
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""
         self._beat_at = now
+        self._num_unanswered += 1
         heartbeat = Heartbeat(self.me.endpoint, len(self._live()))
         return [self._to_coordinator(heartbeat), SetTimer(_BEAT, now + self._heartbeat_s)]
 
-    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken) -> list[Common]:
+    @property
+    def is_coordinator_silent(self) -> bool:
+        """So many heartbeats in a row were not answered that nobody should wait for the coordinator.
+
+        They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
+        """
+        return self._num_unanswered > MISSED_HEARTBEATS
+
+    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.
 
         Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, after a `Lost` its
         `on_peer_lost`, and after a `Broken` of somebody else its `on_link_broken`, and carries those effects out after
         these.
         """
+        self._num_unanswered = 0
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):
                 if heartbeat_s == self._heartbeat_s:
@@ -125,7 +157,7 @@ class Member:
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
-                return self._introduction()
+                return self._introduce(now)
             case Broken(source=source, target=target):
                 if source == self.me:
                     self._broken.pop(target, None)
@@ -136,12 +168,24 @@ class Member:
                 self._broken.pop(peer, None)
                 return [Forget(peer)]
 
-    def _introduction(self) -> list[Common]:
+    def _introduce(self, now: float) -> list[Common]:
         """Say hello, and repeat what a coordinator may not have heard."""
-        return [self._to_coordinator(frame) for frame in (self._hello(), *self._broken.values())]
+        return [self._to_coordinator(frame) for frame in (self._introduction(now), *self._broken.values())]
 
-    def _hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live())
+    def _introduction(self, now: float) -> Hello | Stalled:
+        if self._stalled_s:
+            return Stalled(self.me, self._stage, self._replica, self._stalled_s)
+        live = self._live()
+        return Hello(
+            PROTOCOL_VERSION,
+            self.me,
+            self._role,
+            self._stage,
+            self._replica,
+            self.is_ready,
+            tuple(running.route for running in live),
+            tuple(round(max(0.0, now - running.since), 3) for running in live),
+        )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:
         return Send(self.coordinator, frame)

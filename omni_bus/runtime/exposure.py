@@ -51,14 +51,14 @@ def exposures(config: DeploymentConfig, protocols: Mapping[str, type[Any]]) -> l
     for name, gateway in config.gateways.items():
         is_guarded = getattr(protocols[name], "is_guarded", None)
         options = msgspec.convert(gateway.options, protocols[name].Options)
-        if is_loopback(gateway.host) or (is_guarded is not None and is_guarded(options)):
+        if is_loopback(gateway.host) or (is_guarded is not None and is_guarded(options, config.callers)):
             continue
         found.append(
             Exposure(
                 ("gateways", name, "host"),
                 f"{gateway.host or 'the empty host'} is not the loopback, and the gateway has no API key: whoever "
                 "reaches it can use it",
-                f"127.0.0.1, or a key: gateways.{name}.api_key_file or api_key_env",
+                f"127.0.0.1, or a key: gateways.{name}.api_key_file, or callers with keys",
             )
         )
     return found

@@ -150,12 +150,13 @@ async def test_failed_stage_is_not_asked_again() -> None:
 
 
 async def test_failure_in_mid_stream_raises_in_the_client() -> None:
-    extra = {"sampling_params_list": [{"fail_at_step": 2}]}
+    # Several windows of 8 chunks on: a failure may overtake the first of them.
+    extra = {"sampling_params_list": [{"tokens": 100, "fail_at_step": 40}]}
     async with running(SPOKEN) as deployment, client_of(deployment) as client:
         chunks = await client.chat.completions.create(
             model="spoken", messages=HELLO, modalities=["text"], stream=True, extra_body=extra
         )
-        with pytest.raises(openai.APIError, match="synthetic failure at step 2"):
+        with pytest.raises(openai.APIError, match="synthetic failure at step 40"):
             async for _ in chunks:
                 pass
 

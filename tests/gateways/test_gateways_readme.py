@@ -46,7 +46,8 @@ async def test_example_deployment_serves_the_example() -> None:
 
 async def test_failure_within_the_answer_is_no_whole_answer(caplog) -> None:
     """The status is sent already; a second head inside the body would read as more of the answer."""
-    fails = "[stages.llm]\nparams = { fail_at_step = 2, tokens = 5 }"
+    # Several windows of 8 chunks on: a failure may overtake the first of them.
+    fails = "[stages.llm]\nparams = { fail_at_step = 40, tokens = 100 }"
     toml = block("toml").replace("port = 8000", "port = 0").replace("[stages.llm]", fails)
     async with running(toml) as deployment:
         with caplog.at_level(logging.INFO, "gateways.http"), pytest.raises(aiohttp.ClientPayloadError):

@@ -18,6 +18,9 @@ from omni_bus.core.pipeline import Pipeline
 from omni_bus.wire.frames import RouteEdge
 
 CHAT = "/v1/chat/completions"
+PAST_THE_FIRST_WINDOWS = 40
+"""A step that comes only when the gateway has taken the first pieces: an edge's window is 8 chunks. An earlier failure
+may reach it, by way of the coordinator, before them."""
 SPOKEN = """
 [stages.llm]
 adapter = "synthetic-text"
@@ -220,7 +223,7 @@ async def test_failure_before_the_first_piece_has_a_status() -> None:
 async def test_failure_in_mid_stream_is_the_last_event(caplog) -> None:
     caplog.set_level("INFO", logger="gateways.http")
     async with running(SPOKEN) as deployment:
-        failing = [{"tokens": 10, "fail_at_step": 3}]
+        failing = [{"tokens": 100, "fail_at_step": PAST_THE_FIRST_WINDOWS}]
         status, events = await stream(deployment, sampling_params_list=failing, modalities=["text"])
         after, _ = await post(deployment)
 

@@ -27,6 +27,8 @@ tokens = 2
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 api_keys = ["{PLANTED}-1", "{PLANTED}-2"]
+[callers.gold]
+keys = ["{PLANTED}-6"]
 """
 CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -45,7 +47,13 @@ def test_keys_of_a_running_deployment_show_nowhere(up, omni_bus, environ: dict[s
     environ["OB_TEST_KEYS"] = f"{PLANTED}-3"
     (tmp_path / "keys.txt").write_text(f"{PLANTED}-4\n")
     sources = f'api_key_env = "OB_TEST_KEYS"\napi_key_file = "{tmp_path}/keys.txt"\n'
-    deployment = up(TOML + sources, "--log-level", "DEBUG", "-o", f'gateways.openai.api_keys=["{PLANTED}-5"]')
+    deployment = up(
+        TOML.replace("[callers", f"{sources}[callers"),
+        "--log-level",
+        "DEBUG",
+        "-o",
+        f'gateways.openai.api_keys=["{PLANTED}-5"]',
+    )
     url = deployment.wait_for("ready")["gateways"]["openai"]
 
     said: list[str] = []
@@ -53,6 +61,7 @@ def test_keys_of_a_running_deployment_show_nowhere(up, omni_bus, environ: dict[s
         (f"{PLANTED}-3", "/v1/chat/completions", CHAT, 200),
         (f"{PLANTED}-4", "/v1/chat/completions", b"{", 400),
         (f"{PLANTED}-5", "/v1/models", None, 200),
+        (f"{PLANTED}-6", "/v1/models", None, 200),
         (f"{PLANTED}-wrong", "/v1/chat/completions", CHAT, 401),
         (f"{PLANTED}-5", "/health", None, 200),
         (f"{PLANTED}-5", "/nowhere", None, 404),
@@ -84,6 +93,7 @@ SHOWN = [
     ("check", "--json"),
     ("check", "--explain", "gateways.openai"),
     ("check", "--explain", "gateways.openai.api_keys"),
+    ("check", "--explain", "callers"),
     ("check", "--json", "--explain", "gateways.openai.api_keys"),
 ]
 REFUSED = [
@@ -95,6 +105,8 @@ REFUSED = [
     ("check", "-o", f"gateways.openai.api_keys:{PLANTED}"),
     ("check", "-o", f"gateways.openai.api_key={PLANTED}"),
     ("check", "-o", f"stages.llm.api_key={PLANTED}"),
+    ("check", "-o", f"callers.gold.keys={PLANTED}"),
+    ("check", "-o", f"callers.gold.key={PLANTED}"),
     ("check", "-o", f"base.api_key={PLANTED}"),
     ("check", "--json", "-o", f"gateways.opensi.api_keys={PLANTED}"),
     ("up", "-o", f"gateways.openai.api_keys={PLANTED}"),
@@ -106,6 +118,7 @@ BROKEN = [
     f"api_keys = {PLANTED}",
     f'api_keys "{PLANTED}"',
     f'api_keys = ["{PLANTED}"]\napi_keys = ["{PLANTED}"]',
+    f'[callers.gold]\nkeys = ["{PLANTED}',
 ]
 
 

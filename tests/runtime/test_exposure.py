@@ -7,7 +7,7 @@ import pytest
 
 from gateways.openai import OpenAIGateway
 from omni_bus.bus.curve import make_client_keys, make_deployment_keys
-from omni_bus.config.schema import DeploymentConfig, GatewayConfig, SecurityConfig
+from omni_bus.config.schema import CallerConfig, DeploymentConfig, GatewayConfig, SecurityConfig
 from omni_bus.runtime.exposure import exposures, is_loopback, numeric_bind, security_problems
 
 if TYPE_CHECKING:
@@ -81,13 +81,23 @@ def test_whatever_others_may_reach_needs_keys(host: str) -> None:
 def test_a_gateway_that_listens_everywhere_by_an_empty_host_needs_a_key() -> None:
     assert found(host="") == {
         "gateways.web.host": "the empty host is not the loopback, and the gateway has no API key: whoever reaches it "
-        "can use it; allowed: 127.0.0.1, or a key: gateways.web.api_key_file or api_key_env, or --insecure"
+        "can use it; allowed: 127.0.0.1, or a key: gateways.web.api_key_file, or callers with keys, or --insecure"
     }
 
 
 @pytest.mark.parametrize("options", [{"api_keys": ("k",)}, {"api_key_env": "K"}, {"api_key_file": "f"}])
 def test_a_gateway_with_a_key_may_listen_anywhere(options: dict[str, Any]) -> None:
     assert found(host="0.0.0.0", **options) == {}
+
+
+@pytest.mark.parametrize("caller", [CallerConfig(keys=("k",)), CallerConfig(key_env="K"), CallerConfig(key_file="f")])
+def test_keys_of_callers_guard_a_gateway_too(caller: CallerConfig) -> None:
+    gateways = {"web": GatewayConfig(host="0.0.0.0")}
+    config = DeploymentConfig("d", {}, {}, gateways=gateways, callers={"gold": caller})
+
+    assert exposures(config, {"web": OpenAIGateway}) == []
+    config = DeploymentConfig("d", {}, {}, gateways=gateways, callers={"gold": CallerConfig()})
+    assert len(exposures(config, {"web": OpenAIGateway})) == 1
 
 
 def test_actors_with_keys_may_listen_anywhere() -> None:

@@ -60,6 +60,7 @@ class Link:
         cuda: how much device memory may be lent; others' is read in any case.
         curve: the keys for TCP sockets; without them, these are neither encrypted nor guarded.
         on_broken: called with a peer to whom a TCP connection broke (`Outbox`).
+        on_unreachable: called, again and again, with a peer to whom no TCP connection can be made.
         on_refused: called with a peer that takes no connection of ours, and why.
     """
 
@@ -74,6 +75,7 @@ class Link:
         *,
         curve: Curve | None = None,
         on_broken: Callable[[Peer], None] | None = None,
+        on_unreachable: Callable[[Peer], None] | None = None,
         on_refused: Callable[[Peer, str], None] | None = None,
     ) -> None:
         sender = Sender(name, new_incarnation())
@@ -116,6 +118,7 @@ class Link:
             cuda=self._cuda,
             curve=curve,
             on_broken=on_broken,
+            on_unreachable=on_unreachable,
             on_refused=on_refused,
         )
         self.send = self._outbox.send

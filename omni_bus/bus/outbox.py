@@ -65,13 +65,13 @@ ms (tcp on loopback) more at the 99th percentile, against 2 and 4 ms on two (`sc
 _WATCHED = int(
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
-MAX_FAILURES = 3
-"""Handshakes with a peer that may be broken off before it is logged: one breaks when a process ends."""
+MAX_FAILURES = 5
+"""Attempts to connect that may fail before a peer counts as unreachable; they take a second and a half if refused."""
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -153,7 +153,7 @@ class _Lane:
         self.is_connected = False
         """As far as `monitor` tells; with the other end's word that it takes us."""
         self.num_failures = 0
-        """Handshakes that were broken off, since the last one that was not."""
+        """Attempts to connect, since the last one that went well."""
         self.descriptor = -1
         if socket is not None:
             socket.copy_threshold = COPY_BELOW_BYTES
@@ -206,8 +206,9 @@ class Outbox:
     (`mapped`), and whenever there is no room, blobs travel in messages.
 
     A TCP connection may break while both ends live. ZeroMQ makes a new one, but what was under way is lost, and nobody
-    can tell how much: `on_broken` is called once for each break. A peer that refuses our key is given up as a stuck one
-    is; `on_refused` is called instead.
+    can tell how much: `on_broken` is called once for each break. While no connection can be made, frames wait, and
+    `on_unreachable` is called with each attempt that fails after the first few. A peer that refuses our key is given up
+    as a stuck one is; `on_refused` is called instead.
 
     Not for use from several threads.
 
@@ -222,6 +223,7 @@ class Outbox:
         cuda: where blobs in device memory are lent from, if at all.
         curve: the keys for TCP sockets; without them, these are not encrypted.
         on_broken: told the peer to whom a TCP connection broke; frames sent before may be lost, later ones are not.
+        on_unreachable: told the peer to whom no TCP connection can be made, again and again.
         on_refused: told the peer that takes no connection of ours, and why, which is not logged here.
 
     Raises:
@@ -242,12 +244,14 @@ class Outbox:
         cuda: CudaArena | None = None,
         curve: Curve | None = None,
         on_broken: Callable[[Peer], None] | None = None,
+        on_unreachable: Callable[[Peer], None] | None = None,
         on_refused: Callable[[Peer, str], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._curve = curve
         self._on_broken = on_broken
+        self._on_unreachable = on_unreachable
         self._on_refused = on_refused or (lambda peer, _: on_stuck(peer))
         if len(sender.actor.encode()) > MAX_ACTOR_NAME_BYTES:
             raise BadInput(
@@ -405,15 +409,13 @@ class Outbox:
                 was_connected, lane.is_connected = lane.is_connected, False
                 if was_connected and not lane.is_stuck and self._on_broken is not None:
                     self._on_broken(lane.peer)
-            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            case zmq.EVENT_CONNECT_RETRIED:
                 lane.num_failures += 1
                 if lane.num_failures == MAX_FAILURES:
-                    _log.warning(
-                        "%s at %s broke off the handshake%s; trying on",
-                        lane.peer.actor,
-                        lane.peer.endpoint,
-                        "" if self._curve is None else " (if it lives, it has another key than ours says)",
-                    )
+                    # After a connection that was broken off at once, too: then the other end has another key.
+                    _log.warning("can't connect to %s at %s; trying on", lane.peer.actor, lane.peer.endpoint)
+                if lane.num_failures >= MAX_FAILURES and not lane.is_stuck and self._on_unreachable is not None:
+                    self._on_unreachable(lane.peer)
             case _:
                 self._give_up(lane, self._why_refused(event, value), is_refused=True)
 

@@ -166,6 +166,10 @@ def _set_options(socket: zmq.Socket[bytes], endpoint: str, limits: SocketLimits)
     # A host that vanished says nothing. The heartbeat runs on ZeroMQ's I/O thread, so a busy actor still answers; 30 s
     # is longer than a pause for a debugger's snapshot or a stalled disk, and shorter than TCP's own minutes.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    # Who drops packets would else be waited for for minutes. A handshake needs the other end's loop, which a model that
+    # loads may hold up.
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30000)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)

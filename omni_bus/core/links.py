@@ -37,8 +37,8 @@ def error_for_broken(broken: Broken, route: Route, pending: Container[str], pipe
         at_work = edge.source if edge.source in pending else edge.target if edge.target in pending else ""
         if at_work and {route.source(number).sender, route.target(number).sender} == ends:
             return LinkBroken(
-                f"the connection from {broken.source.actor} to {broken.target.actor} broke while stage '{at_work}' "
-                "worked on the request",
+                f"the connection from {broken.source.actor} to {broken.target.actor} is broken, and stage '{at_work}' "
+                "was at work on the request",
                 stage=at_work,
                 is_retry_safe=is_retry_safe(route, pipeline),
             )

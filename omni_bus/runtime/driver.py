@@ -47,7 +47,8 @@ class Driver:
         cuda: what it may lend of its devices' memory.
         understands: the frames that this actor takes, control frames among them only from the coordinator; others are
             counted, logged once per sender and dropped. None takes all from everybody, as the coordinator does.
-        on_broken: called with a peer to whom a TCP connection broke: frames for it may be lost, though it lives.
+        on_broken: called with a peer to whom a TCP connection broke, so that frames for it may be lost, though it
+            lives; and, again and again, with one other than the coordinator to whom none can be made.
         curve: the keys for TCP sockets.
     """
 
@@ -69,6 +70,7 @@ class Driver:
         self._on_frame = on_frame
         self._on_timer = on_timer
         self._on_unsent = on_unsent
+        self._on_broken = on_broken
         self._understands = understands
         self._refused: set[tuple[str, type]] = set()
         self.num_refused = 0
@@ -83,6 +85,7 @@ class Driver:
             cuda,
             curve=curve,
             on_broken=on_broken,
+            on_unreachable=self._unreachable,
             on_refused=self._refused_by,
         )
         self.allocate = self._link.allocate
@@ -181,6 +184,14 @@ class Driver:
         handle = self._timers.pop(key, None)
         if handle is not None:
             handle.cancel()
+
+    def _unreachable(self, peer: Peer) -> None:
+        """Whose frames wait for a connection is served as badly as by a broken one.
+
+        Nobody waits for a coordinator, whose silence is noticed; and its own word is repeated until it is answered.
+        """
+        if self._on_broken is not None and self._understands is not None and peer.actor != COORDINATOR:
+            self._on_broken(peer)
 
     def _refused_by(self, peer: Peer, reason: str) -> None:
         """End an actor that the coordinator will never hear."""

@@ -224,6 +224,7 @@ class Outlook(Frame, frozen=True):
 class Broken(Frame, frozen=True):
     """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
 
+    Or none can be made, and frames wait.
     From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
     `target` too.
     """

@@ -227,7 +227,24 @@ async def test_request_ends_also_while_the_connection_stays_away(
         proxy.cut(may_return=False)
 
         assert await asking == "link_broken"
-        proxy.heal()
+        await proxy.heal()
+        await proxy.accepted()
+        await at_rest(deployment, client)
+        assert await outcome(client) == (WORDS, SAMPLES)
+
+
+@pytest.mark.parametrize(("source", "target"), LANES[:6])
+async def test_request_over_a_connection_that_can_not_be_made_ends(
+    cables: Cables, tmp_path: Path, source: str, target: str
+) -> None:
+    """Its frames wait, so nothing would ever tell of it but the attempts that fail."""
+    async with asyncio.timeout(LIMIT_S), deployed(cables, tmp_path / "keys") as (deployment, client):
+        proxy = cables.between(source, target)
+        await proxy.refuse()
+
+        assert await outcome(client) == "link_broken"
+
+        await proxy.heal()
         await proxy.accepted()
         await at_rest(deployment, client)
         assert await outcome(client) == (WORDS, SAMPLES)
@@ -247,5 +264,5 @@ async def test_error_says_which_connection_and_that_a_retry_is_safe(cables: Cabl
                 pass
 
     assert caught.value.code == "link_broken"
-    assert "the connection from llm.0 to voice.0 broke while stage " in caught.value.message
+    assert "the connection from llm.0 to voice.0 is broken, and stage " in caught.value.message
     assert caught.value.is_retry_safe

@@ -56,13 +56,22 @@ class Proxy:
             self._has_accepted.clear()
             await self._has_accepted.wait()
 
-    def heal(self) -> None:
+    async def refuse(self) -> None:
+        """Cut, and listen no more until `heal`."""
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    async def heal(self) -> None:
+        """Let through who comes from now on, or waits."""
         self._may_connect.set()
+        if not self._server.is_serving():
+            self._listener = socket.create_server(("127.0.0.1", int(self.endpoint.rpartition(":")[2])))
+            await self.start()
 
     async def close(self) -> None:
         self._server.close()
         self.cut()
-        self.heal()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

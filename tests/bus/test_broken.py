@@ -29,7 +29,16 @@ class End:
         self.nonces: list[int] = []
         self.broken: list[Peer] = []
         self._changed = asyncio.Event()
-        self.link = Link(name, listen, self._deliver, self._on_stuck, curve=curve, on_broken=self._on_broken)
+        self.unreachable: list[Peer] = []
+        self.link = Link(
+            name,
+            listen,
+            self._deliver,
+            self._on_stuck,
+            curve=curve,
+            on_broken=self._on_broken,
+            on_unreachable=self._on_unreachable,
+        )
 
     def _deliver(self, _: Any, frame: Ping) -> None:
         self.nonces.append(frame.nonce)
@@ -40,6 +49,10 @@ class End:
 
     def _on_broken(self, peer: Peer) -> None:
         self.broken.append(peer)
+        self._changed.set()
+
+    def _on_unreachable(self, peer: Peer) -> None:
+        self.unreachable.append(peer)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -118,7 +131,7 @@ async def test_a_connection_that_was_never_made_does_not_break(ann: End, bob: En
     ann.link.send(peer, Ping(1))
     await proxy.accepted()
     proxy.cut(may_return=False)
-    proxy.heal()
+    await proxy.heal()
 
     await bob.until(lambda: bob.nonces == [1])
     assert ann.broken == []
@@ -135,6 +148,24 @@ async def test_a_peer_that_listens_late_is_no_break(ann: End, curve: Curve | Non
 
     assert ann.broken == []
     await bob.link.close(0)
+
+
+async def test_a_peer_that_can_not_be_reached_is_told_again_and_again_until_it_can(
+    ann: End, bob: End, proxy: Proxy
+) -> None:
+    peer = behind(proxy, bob)
+    await proxy.refuse()
+    ann.link.send(peer, Ping(1))
+
+    await ann.until(lambda: len(ann.unreachable) == 2)
+    assert set(ann.unreachable) == {peer}
+    assert ann.broken == []
+    await proxy.heal()
+    await bob.until(lambda: bob.nonces == [1])
+    num_told = len(ann.unreachable)
+    ann.link.send(peer, Ping(2))
+    await bob.until(lambda: bob.nonces == [1, 2])
+    assert len(ann.unreachable) == num_told
 
 
 async def test_a_peer_that_leaves_and_is_forgotten_is_told_of_no_more(ann: End, bob: End, proxy: Proxy) -> None:

@@ -55,7 +55,7 @@ def test_broken_connection_is_named_with_whether_a_retry_is_safe(non_idempotent)
     error = error_for_broken(Broken(LLM, VOICE), LONG, {"voice"}, pipeline)
 
     assert isinstance(error, LinkBroken)
-    assert "from llm.3 to voice.0 broke" in error.message
+    assert "from llm.3 to voice.0 is broken" in error.message
     assert error.is_retry_safe == ("voice" not in non_idempotent)
 
 

@@ -59,6 +59,7 @@ class GatewayActor:
             deployment.coordinator_endpoint,
             role="gateway",
             arena=deployment.arena,
+            curve=deployment.curve(),
         )
         logger.info("listening", extra={"fields": client.address})
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}

@@ -182,6 +182,7 @@ class Supervisor:
                 self._deployment.coordinator_endpoint,
                 role="supervisor",
                 on_lost=self._lost,
+                curve=self._deployment.curve(),
                 on_introduce=self._tell_all,
                 on_silent=self._end_silent_coordinator,
             )

@@ -38,6 +38,7 @@ from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Finish,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
@@ -258,6 +260,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
@@ -271,6 +274,8 @@ class BusClient:
             on_unsent=self._on_unsent,
             arena=arena,
             understands=CLIENT_FRAMES,
+            on_broken=self._on_broken,
+            curve=curve,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
@@ -292,6 +297,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -305,12 +311,24 @@ class BusClient:
             arena: what this client may lend through shared memory.
             on_introduce: called when a coordinator that does not know this client has been told who it is.
             on_silent: called with each heartbeat while the coordinator has left several unanswered.
+            curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
+                with ``client.KEY``.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
+        client = cls(
+            name,
+            listen,
+            coordinator_endpoint,
+            role,
+            on_lost,
+            arena,
+            on_introduce=on_introduce,
+            on_silent=on_silent,
+            curve=curve,
+        )
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -441,7 +459,7 @@ class BusClient:
         match frame:
             case Chunk() | Credit():
                 self.perform(self.core.on_frame(sender, frame, now))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
                 self.core.on_coordinator_heard()
@@ -450,6 +468,8 @@ class BusClient:
                     self.perform(self.core.on_coordinator_changed())
                     if self._on_introduce is not None:
                         self._on_introduce()
+                elif isinstance(frame, Broken) and frame.target == self._driver.me:
+                    self.perform(self.core.on_link_broken(frame.source))
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
@@ -459,6 +479,11 @@ class BusClient:
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self.perform(self._member.on_link_broken(peer, self._driver.now))
+        if peer == self._member.coordinator:
+            self.perform(self.core.on_coordinator_changed())
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

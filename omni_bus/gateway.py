@@ -86,6 +86,14 @@ class Gateway(ABC):
         """Return every reason why these options can't work, found without serving (a missing key file, say)."""
         return []
 
+    @classmethod
+    def is_guarded(cls, options: Any, callers: Mapping[str, CallerConfig]) -> bool:
+        """Whether only those get in who have a key: of these options', or of the deployment's callers.
+
+        A gateway that is not guarded listens off the loopback only in a deployment that is insecure, and says so.
+        """
+        return False
+
     @abstractmethod
     def app(self) -> web.Application:
         """Build the application: routes and middlewares."""
@@ -103,6 +111,9 @@ class Gateway(ABC):
     def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
         """Render the refusal of a request whose head could not be read."""
         return web.Response(status=int(status), text=message)
+
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Change the head of any answer before it is sent, those of streams and errors too."""
 
     def close(self) -> None:
         """Give everything back; called once, with no request left."""
@@ -201,6 +212,7 @@ class GatewayServer:
         self._gateway = gateway
         app = gateway.app()
         app.middlewares.insert(0, self._count)
+        app.on_response_prepare.append(gateway.before_answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         self._listeners: list[asyncio.Server] = []
         self._num_open = 0

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "status": "show the running deployments and what their actors do",
     "call": "send one request to a running deployment",
     "down": "stop a running deployment",
+    "keys": "make the keys of a deployment that listens on TCP, or of a client of it",
     "version": "print the version",
 }
 

@@ -12,13 +12,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from omni_bus.cli.deployment import add_name_argument
-from omni_bus.cli.visit import visit
+from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.errors import BadInput, Unavailable
 from omni_bus.runtime import rundir
 
 if TYPE_CHECKING:
-    from omni_bus.runtime.deployment import Deployment
+    from collections.abc import Mapping
 
 ANSWER_S = 5.0
 """The coordinator waits a second for its actors; more than that is a fault."""
@@ -26,14 +25,14 @@ ANSWER_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-command's arguments."""
-    add_name_argument(parser)
+    add_visit_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the state; return 0 if all actors are live and ready, else 1."""
-    deployments = rundir.running(rundir.root(os.environ))
-    if args.name is None and len(deployments) != 1:
+    deployments = {} if args.connect is not None else rundir.running(rundir.root(os.environ))
+    if args.connect is None and args.name is None and len(deployments) != 1:
         if args.json:
             print(json.dumps({name: {"process": about.pid} for name, about in deployments.items()}))
         for name, about in deployments.items() if not args.json else ():
@@ -51,23 +50,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    async with visit(args) as (deployment, client):
+    async with visit(args) as (client, _, replicas):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, actors = await client.admin("status"), await client.admin("health")
         except TimeoutError:
             raise Unavailable(f"the coordinator does not answer (waited {ANSWER_S:g} s)") from None
-    return status, [*actors, *_missing(deployment, actors)]
+    return status, [*actors, *_missing(replicas, actors)]
 
 
-def _missing(deployment: Deployment, actors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _missing(replicas: Mapping[str, int], actors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each replica that should be there and is not."""
     here = {actor["actor"] for actor in actors}
     absent = {"role": "stage", "phase": "down", "fraction": 0.0, "is_ready": False, "is_live": False, "elapsed_s": None}
     return [
         {"actor": f"{stage}.{replica}", "stage": stage, "replica": replica, **absent}
-        for stage, config in deployment.config.stages.items()
-        for replica in range(config.replicas)
+        for stage, num_replicas in replicas.items()
+        for replica in range(num_replicas)
         if f"{stage}.{replica}" not in here
     ]
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.core.absence import Absences
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
+from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import Recovery, error_for_lost, needed_stages, successor_of
+from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
@@ -23,18 +26,20 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
+    LinkBroken,
     OmniBusError,
     RequestCancelled,
     Unavailable,
     from_info,
     unknown_name,
 )
-from omni_bus.ids import Peer, RequestId
+from omni_bus.ids import CLIENT_PREFIX, Peer, RequestId
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admin,
     AdminReply,
     Admit,
+    Broken,
     Cancel,
     Cancelled,
     Done,
@@ -103,6 +108,7 @@ class CoordinatorCore:
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
+        self._links = BrokenLinks()
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -172,8 +178,10 @@ class CoordinatorCore:
             case Lost(peer=peer) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now)
-            case Pong():
-                return list(self._health.on_pong(sender, frame, now))
+            case Broken():
+                return self._on_broken(actor, frame)
+            case Pong(nonce=nonce):
+                return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
             case Submit():
                 return self._on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
@@ -241,6 +249,9 @@ class CoordinatorCore:
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
             return [Send(hello.peer, Refused(error.to_info()))]
+        if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
+            error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
+            return [Send(hello.peer, Refused(error.to_info()))]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -254,6 +265,7 @@ class CoordinatorCore:
         if is_new and actor.is_ready:
             effects.append(self._report_ready(actor, now))
         effects += self._adoption.on_hello(actor, hello, now)
+        effects += self._on_alive(actor, now)
         return effects + self._resume(now) if actor.is_ready else effects
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
@@ -327,6 +339,8 @@ class CoordinatorCore:
         ]
         for request, entry in list(self._requests.items()):
             effects += self._lose(request, entry, actor, now)
+        for broken in self._links.settle(actor.sender):
+            effects += self._to_members(broken, broken.source)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -346,6 +360,35 @@ class CoordinatorCore:
         for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
             self._release(entry, stage)
         return self._give_up(request, entry, error, now)
+
+    # --- connections that break ---------------------------------------------------------------------------
+
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
+        """The connection to an actor broke, which may have lost frames of ours: its introduction makes up for them."""
+        actor = self._membership.get(peer.sender)
+        return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
+
+    def _on_broken(self, actor: Actor, broken: Broken) -> list[Common]:
+        """Take the word of the source; whether the target still lives is asked first."""
+        if broken.source != actor.peer:
+            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        target = self._membership.get(broken.target.sender)
+        return [Send(actor.peer, broken)] if target is None else self._links.suspect(broken, target)
+
+    def _on_alive(self, actor: Actor, now: float) -> list[Common]:
+        """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
+        effects: list[Common] = []
+        for broken in self._links.settle(actor.sender):
+            effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
+            for request, entry in list(self._requests.items()):
+                if entry.route is None or entry.state is not State.RUNNING:
+                    continue
+                error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
+                if error is not None:
+                    effects += self._give_up(request, entry, error, now)
+            # After the requests' own errors, which know more than a client can conclude from this.
+            effects += [*self._to_members(broken, broken.source, broken.target), *self._resume(now)]
+        return effects
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
@@ -500,6 +543,10 @@ class CoordinatorCore:
             return []
         entry.freed += freed
         self._release(entry, actor.stage)
+        if isinstance(error, LinkBroken) and entry.route is not None:
+            # It missed chunks. Whether a retry is safe is for us to say, who know the pipeline.
+            error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
+            return self._give_up(request, entry, error, now) + self._resume(now)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
 
@@ -590,8 +637,10 @@ class CoordinatorCore:
                 return list(self._health.begin(actor.peer, frame.call, others, self._absences.rows(now), now))
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case "pipelines":
+                return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case _:
-                error = unknown_name("operation", frame.op, ("health", "status"), field="op")
+                error = unknown_name("operation", frame.op, ("health", "pipelines", "status"), field="op")
                 return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
 
     def _status(self, now: float) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Faults:
                 self._kill(self._pick(CoordinatorProcess), plan)
             case "stall":
                 self._stall(plan)
+            case "break":
+                self._break()
             case "hang":
                 self._hang(plan)
             case "drain":
@@ -98,6 +100,13 @@ class Faults:
         self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)
         self._world.stall(source, target, until)
         self.last_at = max(self.last_at, until)
+
+    def _break(self) -> None:
+        """The end of what is under way on a connection is lost, and its source learns of the break a little later."""
+        link = self._world.break_link()
+        if link is not None:
+            source, target = link
+            self._later(self._world.rng.expovariate(1 / self._world.scenario.delay_s), source.on_broken, target)
 
     def _hang(self, plan: FaultPlan) -> None:
         """An engine stops for ever; once its watchdog has noticed, somebody kills its process."""

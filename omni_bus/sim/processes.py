@@ -22,7 +22,7 @@ from omni_bus.sim.applications import Application
 from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
-from omni_bus.wire.frames import Introduce, Lost, Outlook, Ping, Refused, Welcome
+from omni_bus.wire.frames import Broken, Introduce, Lost, Outlook, Ping, Refused, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
 
-_MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
+_MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost, Broken)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
 
 MAX_LATE_HOPS = 25
@@ -72,6 +72,10 @@ class Process(ABC):
     @abstractmethod
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""
+
+    @abstractmethod
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
 
     @abstractmethod
     def held(self) -> str:
@@ -142,6 +146,12 @@ class CoordinatorProcess(Process):
         """Take a timer."""
         self.carry(self.core.on_timer(key, self.world.now))
         self.check()
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.core.on_link_broken(peer, self.world.now))
+            self.check()
 
     def drain(self) -> None:
         """Admit nothing any more."""
@@ -267,6 +277,11 @@ class _MemberProcess(Process):
         """Say hello."""
         self.carry(self.member.start(self.world.now))
         self.world.after(self.world.rng.random() * 0.002, self._ready)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.member.on_link_broken(peer, self.world.now))
 
     def _ready(self) -> None:
         if self.is_alive:
@@ -420,6 +435,8 @@ class GatewayProcess(_MemberProcess):
             self.carry(self.member.on_frame(frame, self.world.now))
             if isinstance(frame, Introduce):
                 self.carry(self.core.on_coordinator_changed())
+            elif isinstance(frame, Broken) and frame.target == self.peer:
+                self.carry(self.core.on_link_broken(frame.source))
             elif isinstance(frame, Lost):
                 self.carry(self.core.on_peer_lost(frame.peer))
             return
@@ -427,6 +444,12 @@ class GatewayProcess(_MemberProcess):
         request = getattr(frame, "request", None)
         if request is not None:
             self.check(request)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        super().on_broken(peer)
+        if self.is_alive and peer == self.member.coordinator:
+            self.carry(self.core.on_coordinator_changed())
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""

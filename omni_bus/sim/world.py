@@ -64,6 +64,8 @@ class World:
         self._links: dict[Link, float] = {}
         self._stalled: dict[Link, float] = {}
         self._cut_at: dict[Link, float] = {}
+        self._lost: set[int] = set()
+        """Deliveries that will not be made."""
         self._num_incarnations = 0
         self.faults = Faults(self)
         self._start()
@@ -121,11 +123,14 @@ class World:
         while self._heap:
             if self._num_due == 0 and not self.faults.is_pending and self._is_settled():
                 break
-            at, _, is_due, act, args = heapq.heappop(self._heap)
+            at, number, is_due, act, args = heapq.heappop(self._heap)
             self.now = at
             self._num_due -= is_due
             self.num_steps += 1
-            act(*args)
+            if number in self._lost:
+                self._lost.discard(number)
+            else:
+                act(*args)
             if self.num_steps >= self.faults.next_at:
                 self.faults.strike()
             if self.num_steps > MAX_STEPS or self.now > MAX_TIME_S:
@@ -184,6 +189,28 @@ class World:
             if link[0] == process.name and link[1] == process.peer.incarnation:
                 tail_s = 0.0 if self.rng.random() < 0.5 else self.rng.expovariate(1 / self.scenario.delay_s)
                 self._cut_at[link] = self.now + tail_s
+
+    def break_link(self) -> tuple[Process, Peer] | None:
+        """Lose the end of what is under way on some link between live processes; return its source and its target.
+
+        Later frames of the link arrive: so a receiver sees a gap.
+        """
+        under_way: dict[Link, list[tuple[float, int]]] = {}
+        links: dict[Link, tuple[Process, Peer]] = {}
+        for at, number, _, act, args in self._heap:
+            if act == self._deliver:
+                source, target, _, link = args
+                if source.is_alive and number not in self._lost:
+                    links[link] = source, target
+                    under_way.setdefault(link, []).append((at, number))
+        if not links:
+            return None
+        link = self.rng.choice(list(links))
+        frames = sorted(under_way[link])
+        self._lost.update(number for _, number in frames[self.rng.randrange(len(frames)) :])
+        source, target = links[link]
+        self.trace(f"break, {len(frames)} under way: {source.name} ->", source, target)
+        return source, target
 
     def stall(self, source: Process, target: Process, until: float) -> None:
         """Deliver nothing on a link before a time; nothing is lost."""

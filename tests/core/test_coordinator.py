@@ -151,6 +151,19 @@ def test_hello_is_welcomed_and_another_version_refused():
     assert "version" in deployment.to(VOICE, Refused)[0].error.message
 
 
+@pytest.mark.parametrize("role", ["stage", "gateway", "supervisor"])
+def test_who_comes_with_a_clients_key_can_be_nothing_else(role):
+    deployment = Deployment()
+    client = Peer("client.laptop.x", 4, "x")
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, role, "llm" if role == "stage" else ""))
+    (refused,) = deployment.to(client, Refused)
+    assert refused.error.message == f"client.laptop.x comes with a client's key and calls itself a {role}"
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, "client"))
+    assert len(deployment.to(client, Welcome)) == 1
+
+
 def test_stranger_is_asked_to_introduce_itself():
     deployment = Deployment()
     deployment.frame(LLM, Heartbeat("there"))

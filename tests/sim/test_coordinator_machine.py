@@ -345,4 +345,4 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
-TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
+TestCoordinator.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.errors import Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
 
-ROUND_TIMEOUT_S = 2.0
-"""The coordinator bounds its pings by one second; one that hasn't answered after this is gone."""
+ROUND_TIMEOUT_S = 1.5
+"""The coordinator bounds its pings by one second; one that hasn't answered after this is gone. Whoever asks hears the
+truth within two seconds."""
 
-_STAGE_KEYS = ("replica", "phase", "fraction", "is_ready", "is_live", "elapsed_s", "round_trip_s", "stats")
+_STAGE_KEYS = ("replica", "phase", "fraction", "is_ready", "is_live", "elapsed_s", "reason", "round_trip_s", "stats")
 _GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
 
 
@@ -37,7 +39,7 @@ class Health:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 return await self._client.admin("health")
-        except TimeoutError:
+        except (TimeoutError, Unavailable):  # it has been silent for long, or was lost with the question
             return None
 
 
@@ -75,7 +77,7 @@ def report(
 
 def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stages: dict[str, dict[str, Any]]) -> str:
     if rows is None:
-        return f"the coordinator does not answer (waited {ROUND_TIMEOUT_S:g} s)"
+        return "the coordinator does not answer"
     reasons = [_stage_reason(name, stages[name]["replicas"]) for name in needed]
     return "; ".join(reason for reason in reasons if reason)
 
@@ -85,13 +87,11 @@ def _stage_reason(name: str, replicas: list[dict[str, Any]]) -> str:
         return ""
     if not replicas:
         return f"stage {name} has no replica"
-    words = [
-        f"replica {replica['replica']} "
-        + (
-            "does not answer"
-            if not replica["is_live"]
-            else f"is in phase '{replica['phase']}' ({replica['elapsed_s']} s)"
-        )
-        for replica in replicas
-    ]
-    return f"stage {name}: {', '.join(words)}"
+    return f"stage {name}: {', '.join(_replica_words(replica) for replica in replicas)}"
+
+
+def _replica_words(replica: dict[str, Any]) -> str:
+    name, phase, reason = f"replica {replica['replica']}", replica["phase"], replica.get("reason", "")
+    if phase == "ready":  # so it told last
+        return f"{name} {reason}"
+    return f"{name} is in phase '{phase}' ({replica['elapsed_s']} s)" + (f": {reason}" if reason else "")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import msgspec
 
 from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
-from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
@@ -37,7 +36,6 @@ from omni_bus.errors import (
 )
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
-from omni_bus.runtime.vigil import ANSWER_S, Vigil
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
     Chunk,
@@ -45,6 +43,7 @@ from omni_bus.wire.frames import (
     Finish,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Refused,
     Route,
@@ -100,16 +99,12 @@ class Request:
         self._error: OmniBusError | None = None
         self._is_over = False
         self._overdue: asyncio.TimerHandle | None = None
+        self._route: Route | None = None
 
     @property
     def route(self) -> Route:
-        """Where the request runs."""
-        return self._admitted.result()
-
-    @property
-    def is_unanswered(self) -> bool:
-        """It was neither admitted nor refused yet."""
-        return not self._admitted.done()
+        """Where the request runs; another one after a replica was lost before the first output."""
+        return self._admitted.result() if self._route is None else self._route
 
     @property
     def is_over(self) -> bool:
@@ -178,7 +173,7 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, a limit of the caller's own, or a stage is missing.
+            Refused: no capacity, a limit of the caller's own, a stage is missing, or the coordinator does not answer.
             BadInput: the pipeline or an output is unknown.
             DeadlineExceeded: the time limit passed while it waited, or certainly would.
             RequestCancelled: somebody else cancelled it, or the client closed.
@@ -197,16 +192,11 @@ class Request:
             return
         if self._overdue is not None:
             self._overdue.cancel()
-        error = DeadlineExceeded("the request's time limit passed, and the coordinator did not say so")
-        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self.give_up, error)
-
-    def give_up(self, error: OmniBusError) -> None:
-        """End it with an error of our own; harmless after its end."""
-        self._end(error)
-        self.cancel(error.message)
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
 
     def on_admitted(self, route: Route) -> None:
-        """The coordinator admitted it."""
+        """The coordinator admitted it, once or, over another route, twice."""
+        self._route = route
         self.limit(route.timeout_s)
         if not self._admitted.done():
             self._admitted.set_result(route)
@@ -234,6 +224,11 @@ class Request:
         if self._error is not None:
             raise from_info(self._error.to_info())
 
+    def _give_up(self) -> None:
+        message = "the request's time limit passed, and the coordinator did not say so"
+        self._end(DeadlineExceeded(message))
+        self.cancel(message)
+
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
             return
@@ -258,11 +253,15 @@ class BusClient:
         listen: str,
         coordinator_endpoint: str,
         role: Role = "client",
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
+        self._on_introduce = on_introduce
+        self._on_silent = on_silent
         self._driver = Driver(
             name,
             listen,
@@ -274,10 +273,9 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
+        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
-        self._vigil = Vigil(waiting=self._unanswered, ask=lambda: self.admin("status"), give_up=self._give_up)
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -289,8 +287,10 @@ class BusClient:
         *,
         role: Role = "client",
         timeout_s: float | None = None,
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -300,14 +300,16 @@ class BusClient:
             coordinator_endpoint: where the coordinator listens; it may start later.
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
-            on_lost: called with each actor that the coordinator calls lost or that left.
+            on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
+            on_introduce: called when a coordinator that does not know this client has been told who it is.
+            on_silent: called with each heartbeat while the coordinator has left several unanswered.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -354,7 +356,6 @@ class BusClient:
         request = Request(self, new_request_id())
         self.requests[request.id] = request
         request.limit(timeout_s)
-        self._vigil.begin()
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
@@ -365,6 +366,7 @@ class BusClient:
 
         Raises:
             UnknownName: no such operation.
+            Unavailable: the coordinator was lost, or has not answered for several heartbeats.
         """
         self._num_calls += 1
         call = self._num_calls
@@ -397,6 +399,10 @@ class BusClient:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
         self.perform(self._member.lost(peer))
 
+    def tell_outlook(self, outlook: Outlook) -> None:
+        """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
+        self.perform(self._member.outlook(outlook))
+
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""
         self.perform(self._member.ready())
@@ -408,7 +414,6 @@ class BusClient:
 
     async def close(self, linger_s: float = 1.0) -> None:
         """Cancel what runs, say goodbye, close; what can't be sent within `linger_s` is dropped."""
-        self._vigil.close()
         for request in list(self.requests.values()):
             request.cancel("the client closed")
         for call in self._calls.values():
@@ -432,31 +437,24 @@ class BusClient:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
-        del now
         match frame:
             case Chunk() | Credit():
-                self.perform(self.core.on_frame(sender, frame))
+                self.perform(self.core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
-                self.perform(self._member.on_frame(frame))
+                self.core.on_coordinator_heard()
+                self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
                     self.perform(self.core.on_coordinator_changed())
+                    if self._on_introduce is not None:
+                        self._on_introduce()
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
-                        self._on_lost(frame.peer)
+                        self._on_lost(frame.peer, frame.reason)
             case _:
-                self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
-
-    def _unanswered(self) -> set[RequestId]:
-        return {name for name, request in self.requests.items() if request.is_unanswered}
-
-    def _give_up(self, requests: set[RequestId]) -> None:
-        for name in requests:
-            message = f"the coordinator does not answer (waited {ANSWER_S:g} s)"
-            error = Unavailable(message, is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
-            self.requests[name].give_up(error)
+                self.perform(self.core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
@@ -464,6 +462,10 @@ class BusClient:
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self.perform(self._member.on_timer(now))
+        if self._member.is_coordinator_silent:
+            self.perform(self.core.on_coordinator_silent())
+            if self._on_silent is not None:
+                self._on_silent()
 
     def _perform(self, effect: Any) -> None:
         match effect:

@@ -289,39 +289,6 @@ async def test_deadline_ends_a_request_without_a_coordinator(
     assert client.requests == {}
 
 
-async def test_submit_to_a_dead_coordinator_is_refused(
-    bus: Bus, client: BusClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("omni_bus.runtime.vigil.ANSWER_S", 0.05)
-    await bus.coordinator.close()
-
-    with pytest.raises(Unavailable, match="the coordinator does not answer") as caught:
-        await client.submit("text")
-
-    assert caught.value.is_retry_safe
-    assert client.requests == {}
-
-
-async def test_request_that_waits_for_its_turn_is_not_given_up(
-    client: BusClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("omni_bus.runtime.vigil.ANSWER_S", 0.01)
-    running = await ask(client, "narrow", tokens=100_000)
-    await anext(running)
-    waiting = asyncio.create_task(ask(client, "narrow"))
-    own = 0
-    while True:  # until the vigil has asked several times
-        own += 1
-        status = await client.admin("status")
-        if status["frames"]["received"]["Admin"] - own >= 5:
-            break
-    assert not waiting.done()
-
-    running.cancel()
-
-    assert await words_of(await waiting) != []
-
-
 async def test_unknown_names_are_refused(client: BusClient) -> None:
     with pytest.raises(UnknownName, match="unknown pipeline 'txt'"):
         await client.submit("txt")

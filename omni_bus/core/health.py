@@ -21,11 +21,12 @@ ROUND_TRIP_S = 1.0
 
 
 class _Round:
-    def __init__(self, asker: Peer, call: int, actors: list[Actor], now: float) -> None:
+    def __init__(self, asker: Peer, call: int, actors: list[Actor], absent: list[dict[str, Any]], now: float) -> None:
         self.asker = asker
         self.call = call
         self.started_at = now
         self.actors = actors
+        self.absent = absent
         self.waiting = {actor.sender for actor in actors}
         self.rows: dict[Sender, dict[str, Any]] = {
             actor.sender: {
@@ -50,11 +51,13 @@ class Health:
         self._rounds: dict[int, _Round] = {}
         self._num_rounds = 0
 
-    def begin(self, asker: Peer, call: int, actors: Iterable[Actor], now: float) -> list[Common]:
-        """Ping every actor."""
+    def begin(
+        self, asker: Peer, call: int, actors: Iterable[Actor], absent: list[dict[str, Any]], now: float
+    ) -> list[Common]:
+        """Ping every actor; rows of the absent go into the answer as they are."""
         self._num_rounds += 1
         nonce = self._num_rounds
-        round_ = _Round(asker, call, list(actors), now)
+        round_ = _Round(asker, call, list(actors), absent, now)
         self._rounds[nonce] = round_
         if not round_.actors:
             return self._end(nonce)
@@ -80,5 +83,7 @@ class Health:
 
     def _end(self, nonce: int) -> list[Common]:
         round_ = self._rounds.pop(nonce)
-        reply = AdminReply(round_.call, list(round_.rows.values()))
+        for sender in round_.waiting:
+            round_.rows[sender]["reason"] = f"does not answer (waited {ROUND_TRIP_S:g} s)"
+        reply = AdminReply(round_.call, [*round_.rows.values(), *round_.absent])
         return [DropTimer(("health", str(nonce))), Send(round_.asker, reply)]

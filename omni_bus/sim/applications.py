@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.pipeline import IN, OUT
+from omni_bus.errors import StageLost
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
 from omni_bus.wire.frames import Submit
 
 if TYPE_CHECKING:
     from omni_bus.core.effects import ClientEffect
+    from omni_bus.errors import OmniBusError
     from omni_bus.ids import RequestId
     from omni_bus.sim.processes import GatewayProcess
     from omni_bus.sim.scenario import RequestPlan
+    from omni_bus.wire.frames import Route
     from omni_bus.wire.payloads import Payload
 
 READ_S = {"fast": 0.0005, "slow": 0.4}
@@ -27,9 +30,12 @@ class _Run:
     def __init__(self, plan: RequestPlan) -> None:
         self.plan = plan
         self.num_events = 0
+        self.num_outputs = 0
         self.left: dict[str, int] = {}
         self.waits: set[str] = set()
         self.ended_ports: set[str] = set()
+        self.wire_ids: list[RequestId] = []
+        """Under which it was admitted: its own, and that of its successor."""
 
 
 class Application:
@@ -70,13 +76,15 @@ class Application:
                 if not self._is_asking:
                     raise Violation("a second answer to one question")
                 self._is_asking = False
-            case Ended(request=request):
+            case Ended(request=request, error=error):
                 self._world.trace("   ended at", self._process, effect)
-                if self._runs.pop(request, None) is None:
+                run = self._runs.pop(request, None)
+                if run is None:
                     raise Violation(f"{request} ended, which was not under way")
                 self._world.ledger.end(request)
-            case Admitted(request=request):
-                self._on_admitted(request)
+                self._check_loss(request, run, error)
+            case Admitted(request=request, route=route):
+                self._on_admitted(request, route)
             case Writable(request=request, port=port):
                 self._on_writable(request, port)
             case Deliver(request=request, port=port, payload=payload):
@@ -107,6 +115,8 @@ class Application:
             key=plan.key,
             input_bytes=plan.input_bytes,
         )
+        if plan.timeout_s is not None:
+            self._world.deadlines[request] = self._world.now + plan.timeout_s
         self._process.carry(self._process.core.submit(submit, params))
         self._count(request, run)
 
@@ -116,6 +126,17 @@ class Application:
             self._world.after(self._world.rng.random() * 0.001, self._cancel, request)
         run.num_events += 1
 
+    def _check_loss(self, request: RequestId, run: _Run, error: OmniBusError | None) -> None:
+        """Where nothing but stages fail, no user hears of a loss that could have been mended.
+
+        Raises:
+            Violation: one did.
+        """
+        is_mendable = isinstance(error, StageLost) and error.is_retry_safe and not run.num_outputs
+        kinds = {fault.kind for fault in self._world.scenario.faults}
+        if is_mendable and kinds <= {"kill_stage", "hang"} and not self._world.was_rerouted(request):
+            raise Violation(f"{request} ended with {error} though it had put nothing out")
+
     def _cancel(self, request: RequestId) -> None:
         if self._process.is_alive and self._runs.pop(request, None) is not None:
             self._world.trace(f"   cancel of {request} at", self._process)
@@ -124,10 +145,14 @@ class Application:
 
     # --- input --------------------------------------------------------------------------------------------
 
-    def _on_admitted(self, request: RequestId) -> None:
+    def _on_admitted(self, request: RequestId, route: Route) -> None:
         run = self._run(request)
-        route = self._process.core._calls[request].route
-        assert route is not None
+        run.wire_ids.append(route.request)
+        if len(run.wire_ids) > 1:
+            self._world.num_rerouted += 1
+            if len(run.wire_ids) > 2 or run.num_outputs:
+                raise Violation(f"{request} begins anew as {run.wire_ids} after {run.num_outputs} outputs")
+            return
         for port in dict.fromkeys(route.edges[edge].source_port for edge in route.outgoing(IN)):
             run.left[port] = run.plan.num_inputs
             self._world.after(self._world.rng.expovariate(1 / run.plan.input_s), self._write, request, port)
@@ -164,7 +189,8 @@ class Application:
         run = self._run(request)
         if port in run.ended_ports:
             raise Violation(f"{request} delivers on {port}, which ended")
-        self._world.ledger.receive(request, self._source(run, port), f"{OUT}.{port}", payload)
+        run.num_outputs += 1
+        self._world.ledger.receive(run.wire_ids[-1], self._source(run, port), f"{OUT}.{port}", payload)
         if run.plan.reader != "stuck":
             delay_s = self._world.rng.expovariate(1 / READ_S[run.plan.reader])
             self._world.after(delay_s, self._consume, request, port, payload)
@@ -180,7 +206,8 @@ class Application:
         if port in run.ended_ports:
             raise Violation(f"{request} ends {port} twice")
         run.ended_ports.add(port)
-        self._world.ledger.receive_end(request, self._source(run, port), f"{OUT}.{port}")
+        run.num_outputs += 1
+        self._world.ledger.receive_end(run.wire_ids[-1], self._source(run, port), f"{OUT}.{port}")
         self._count(request, run)
 
     def _source(self, run: _Run, port: str) -> str:

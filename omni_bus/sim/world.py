@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
+from omni_bus.core.recovery import origin
 from omni_bus.ids import Peer, Sender
 from omni_bus.sim.faults import Faults
 from omni_bus.sim.ledger import Ledger, Violation
-from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess, SupervisorProcess
 from omni_bus.sim.scenario import draw
 from omni_bus.wire.frames import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omni_bus.ids import RequestId
     from omni_bus.sim.scenario import Scenario
     from omni_bus.wire.frames import AnyFrame
 
@@ -48,6 +50,10 @@ class World:
         self.num_adopted = 0
         self.sent: Counter[type[AnyFrame]] = Counter()
         """Frames by kind."""
+        self.num_rerouted = 0
+        self.num_stalled = 0
+        self.deadlines: dict[RequestId, float] = {}
+        """When requests with a time limit must be over, as their applications see it."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
@@ -67,6 +73,8 @@ class World:
         for name, plan in self.scenario.stages.items():
             for replica in range(plan.replicas):
                 self.add(StageProcess(self, name, replica))
+        if self.scenario.has_supervisor:
+            self.add(SupervisorProcess(self))
         for number, requests in enumerate(self.scenario.requests):
             self.add(GatewayProcess(self, f"gateway.{number}", requests))
 
@@ -87,6 +95,10 @@ class World:
         process = self.processes[COORDINATOR]
         assert isinstance(process, CoordinatorProcess)
         return process
+
+    def was_rerouted(self, request: RequestId) -> bool:
+        """Whether the coordinator put up a successor."""
+        return any(origin(other) == request != other for other in self.coordinator.entered)
 
     # --- time ---------------------------------------------------------------------------------------------
 

@@ -194,13 +194,7 @@ class Request:
             return
         if self._overdue is not None:
             self._overdue.cancel()
-        error = DeadlineExceeded("the request's time limit passed, and the coordinator did not say so")
-        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self.give_up, error)
-
-    def give_up(self, error: OmniBusError) -> None:
-        """End it with an error of our own; harmless after its end."""
-        self._end(error)
-        self.cancel(error.message)
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
 
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it, once or, over another route, twice."""
@@ -231,6 +225,11 @@ class Request:
         """
         if self._error is not None:
             raise from_info(self._error.to_info())
+
+    def _give_up(self) -> None:
+        message = "the request's time limit passed, and the coordinator did not say so"
+        self._end(DeadlineExceeded(message))
+        self.cancel(message)
 
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import (
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 class _Call:
     """One request of ours."""
 
-    def __init__(self, params: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, submit: Submit, params: dict[str, dict[str, Any]]) -> None:
+        self.submit = submit
         self.params = params
         self.route: Route | None = None
         self.out_edges: dict[EdgeId, OutEdge] = {}
@@ -85,7 +88,7 @@ class ClientCore:
 
     def submit(self, submit: Submit, params: dict[str, dict[str, Any]]) -> list[ClientEffect]:
         """Ask for a request; `params` are parameters by stage name."""
-        self._calls[submit.request] = _Call(params)
+        self._calls[submit.request] = _Call(submit, params)
         return [Send(self._coordinator, submit)]
 
     def send(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
@@ -151,14 +154,17 @@ class ClientCore:
     def on_coordinator_changed(self) -> list[ClientEffect]:
         """The coordinator does not know us, so it is new or had given us up; call it with each `Introduce`.
 
-        Carry the effects out after the `Hello` that answers it. What was not admitted and what was asked is lost, and
-        ends as `Unavailable`, safe to retry; admitted requests go on; cancels without an answer are repeated.
+        Carry the effects out after the `Hello` that answers it. What was not admitted is submitted again, and an answer
+        to the former attempt no longer counts. What was asked is lost, and ends as `Unavailable`, safe to retry;
+        admitted requests go on; cancels without an answer are repeated.
         """
         effects: list[ClientEffect] = [
             Send(self._coordinator, Cancel(request, "again")) for request in self._cancelling
         ]
-        for request in [request for request, call in self._calls.items() if call.route is None]:
-            effects += self._end(request, self._coordinator_lost())
+        for call in self._calls.values():
+            if call.route is None:
+                call.submit = replace(call.submit, attempt=call.submit.attempt + 1)
+                effects.append(Send(self._coordinator, call.submit))
         effects += [Answered(call, None, self._coordinator_lost()) for call in sorted(self._asked)]
         self._asked.clear()
         return effects
@@ -205,9 +211,12 @@ class ClientCore:
                     return []
                 self._asked.discard(call)
                 return [Answered(call, result, None if error is None else from_info(error))]
-            case Admit(route=route):
-                return self._on_admit(route)
-            case Reject(request=request, error=error) | Failed(request=request, error=error):
+            case Admit(route=route, attempt=attempt):
+                return self._on_admit(route, attempt)
+            case Reject(request=request, error=error, attempt=attempt):
+                call = self._calls.get(request)
+                return [] if call is None or attempt != call.submit.attempt else self._end(request, from_info(error))
+            case Failed(request=request, error=error):
                 return self._end(request, from_info(error))
             case Cancelled(request=request):
                 self._cancelling.pop(request, None)
@@ -215,12 +224,12 @@ class ClientCore:
             case Inquire(request=request):
                 return [] if request in self._calls else [Send(self._coordinator, Cancel(request, "ended"))]
 
-    def _on_admit(self, route: Route) -> list[ClientEffect]:
+    def _on_admit(self, route: Route, attempt: int) -> list[ClientEffect]:
         call = self._calls.get(route.request)
         if call is None:
             # Given up while the answer was under way; the coordinator has bound it and must let go.
             return [self._cancel(route.request, route, "no longer wanted")]
-        if call.route is not None:
+        if call.route is not None or attempt != call.submit.attempt:
             return []
         call.route = route
         call.in_edges = dict.fromkeys(route.incoming(OUT))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.core.administration import Administration, Arrangement, error_for_cut
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
@@ -62,6 +63,12 @@ if TYPE_CHECKING:
     from omni_bus.ids import Sender
     from omni_bus.wire.frames import AnyFrame
 
+NOTHING_ARRANGED = Arrangement()
+
+OPERATIONS = ("arrange", "drain", "health", "status")
+SUPERVISED = ("arrange", "drain")
+"""Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
+
 CANCEL_RETRY_S = 1.0
 """A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
 
@@ -73,9 +80,19 @@ class CoordinatorCore:
         me: this coordinator, as it introduces itself.
         pipelines: by name.
         heartbeat_s: how often actors must show that they live.
+        arrangement: how many replicas are wanted, and which of them get nothing new.
+        awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
+            to, requests for their stages wait.
     """
 
-    def __init__(self, me: Peer, pipelines: dict[str, Pipeline], heartbeat_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        me: Peer,
+        pipelines: dict[str, Pipeline],
+        heartbeat_s: float = 1.0,
+        arrangement: Arrangement = NOTHING_ARRANGED,
+        awaited: Iterable[str] = (),
+    ) -> None:
         self._me = me
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
@@ -84,7 +101,10 @@ class CoordinatorCore:
         self._admission = {
             name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
         }
+        self._administration = Administration(arrangement, awaited)
         self._requests: dict[RequestId, Request] = {}
+        self._held: dict[RequestId, None] = {}
+        """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
@@ -111,13 +131,18 @@ class CoordinatorCore:
 
     # --- entry points -------------------------------------------------------------------------------------
 
+    def start(self, now: float) -> list[Common]:
+        """Begin; call it once, before the first frame."""
+        return [SetTimer(("awaited", ""), now + self._patience_s)] if self._administration.is_waiting else []
+
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
         self._received[type(frame).__name__] += 1
         return self._counted(self._on_frame(sender, frame, now))
 
     def _counted(self, effects: list[Common]) -> list[Common]:
-        """Count what is sent, by kind of frame."""
+        """Answer drains that are over, and count what is sent, by kind of frame."""
+        effects += self._administration.settled(self._outstanding)
         for effect in effects:
             if isinstance(effect, Send):
                 self._sent[type(effect.frame).__name__] += 1
@@ -140,9 +165,10 @@ class CoordinatorCore:
                 return []
             case Ready():
                 actor.is_ready, actor.phase = True, "ready"
-                return [self._report_ready(actor, now)]
-            case Goodbye(reason=reason):
-                return self._on_goodbye(actor, now) + self._on_leave(actor, reason or "goodbye", now)
+                return [self._report_ready(actor, now), *self._run_held(now)]
+            case Goodbye(reason=reason, is_settled=is_settled):
+                effects = self._on_goodbye(actor, now)
+                return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
             case Lost(peer=peer) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now)
@@ -186,6 +212,11 @@ class CoordinatorCore:
                 return self._check_alive(of, now)
             case "health":
                 return list(self._health.on_timer(int(of)))
+            case "drain":
+                return self._end_drain(of, now)
+            case "awaited":
+                self._administration.give_up()
+                return self._run_held(now)
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -193,7 +224,7 @@ class CoordinatorCore:
         """Admit nothing any more; waiting requests are refused, running ones go on."""
         self._is_draining = True
         effects: list[Common] = []
-        for request in [r for r, entry in self._requests.items() if entry.state is State.QUEUED]:
+        for request in [r for r, entry in self._requests.items() if entry.state in (State.QUEUED, State.HELD)]:
             effects += self._end_early(request, self._stopping(), now)
         return effects
 
@@ -223,6 +254,8 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
         if is_new and actor.is_ready:
             effects.append(self._report_ready(actor, now))
+        if is_new:
+            self._administration.heard_of(hello.peer.actor)
         listed = {route.request for route in hello.live}
         effects += [
             Send(actor.peer, Inquire(request))
@@ -231,7 +264,7 @@ class CoordinatorCore:
         ]
         for route in hello.live:
             effects += self._adopt(actor, route, now)
-        return effects
+        return effects + (self._run_held(now) if is_new else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -249,7 +282,7 @@ class CoordinatorCore:
         return self._heartbeat_s * MISSED_HEARTBEATS
 
     def _check_alive(self, name: str, now: float) -> list[Common]:
-        actor = next((actor for actor in self._membership if actor.peer.actor == name), None)
+        actor = self._membership.named(name)
         if actor is None:
             return []
         due = actor.seen_at + self._patience_s
@@ -266,14 +299,24 @@ class CoordinatorCore:
                 effects.append(SetTimer(("left", request), now + CANCEL_RETRY_S))
         return effects
 
-    def _on_leave(self, actor: Actor, reason: str, now: float) -> list[Common]:
-        """An actor is gone: nothing reaches it any more, and what it worked on ends."""
+    def _on_leave(self, actor: Actor, reason: str, now: float, *, is_settled: bool = False) -> list[Common]:
+        """An actor is gone: nothing reaches it any more, and what it worked on ends.
+
+        Args:
+            actor: who.
+            reason: why, for the log.
+            now: monotonic seconds.
+            is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
+        """
         self._membership.leave(actor)
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
+            *self._administration.forget(actor.peer),
         ]
         for request, entry in list(self._requests.items()):
+            if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
+                continue
             effects += self._lose(request, entry, actor, now)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
@@ -373,18 +416,29 @@ class CoordinatorCore:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
+        live = self._requests.get(submit.request)
+        if live is not None and live.client == actor.peer and submit.attempt > live.submit.attempt:
+            return self._on_repeated(submit, live)
         try:
             entry = self._accept(actor, submit, now)
             may_run = self._admission[submit.pipeline].offer(submit.request, submit.priority)
         except OmniBusError as error:
             self._ended["rejected"] += 1
             fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
-            return [Send(actor.peer, Reject(submit.request, error.to_info())), Report("request ended", fields)]
+            reject = Reject(submit.request, error.to_info(), submit.attempt)
+            return [Send(actor.peer, reject), Report("request ended", fields)]
         self._requests[submit.request] = entry
         effects: list[Common] = []
         if entry.deadline is not None:
             effects.append(SetTimer(("deadline", submit.request), entry.deadline))
         return effects + (self._run(submit.request, entry, now) if may_run else [])
+
+    def _on_repeated(self, submit: Submit, entry: Request) -> list[Common]:
+        """Its client has not heard of a live request, and wants the answer to this attempt."""
+        entry.submit = submit
+        if entry.state is State.ENDING and entry.error is not None:
+            return [Send(entry.client, Failed(submit.request, entry.error))]
+        return [] if entry.route is None else [Send(entry.client, Admit(entry.route, submit.attempt))]
 
     def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
         """Check a submit against what can be known before its turn."""
@@ -392,7 +446,7 @@ class CoordinatorCore:
         if pipeline is None:
             raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
         if submit.request in self._requests or submit.request in self._tombstones:
-            raise BadInput(f"request id {submit.request} was used already", field="request")
+            raise self._used(submit)
         if self._is_draining:
             raise self._stopping()
         edges = pipeline.needed(submit.outputs)
@@ -403,23 +457,36 @@ class CoordinatorCore:
         deadline = None if timeout_s is None else now + timeout_s
         return Request(submit, actor.peer, pipeline, edges, now, deadline)
 
-    def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]]:
-        """Return the ready replicas of every stage that the edges touch.
+    def _used(self, submit: Submit) -> OmniBusError:
+        """Return the error for an id that is known: who repeats what ended was not there to be told."""
+        epitaph = self._tombstones.epitaph(submit.request) if submit.attempt else None
+        if epitaph is None:
+            return BadInput(f"request id {submit.request} was used already", field="request")
+        error = f"the request was given up: {epitaph.message}"
+        return Unavailable(error, is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+
+    def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]] | None:
+        """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
 
         Raises:
-            Unavailable: a stage has none.
+            Unavailable: a stage has none, and none is coming back.
         """
         names = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}
-        replicas = {name: self._membership.replicas(name) for name in sorted(names)}
-        for name, found in replicas.items():
-            if not found:
+        administration = self._administration
+        replicas = {name: administration.bindable(self._membership.replicas(name)) for name in sorted(names)}
+        if any(administration.is_awaited(name) for name in names):
+            return None
+        missing = [name for name, found in replicas.items() if not found]
+        for name in missing:
+            if not administration.is_coming_back(name):
+                why = " (drained)" if administration.is_drained(name) else ""
                 raise Unavailable(
-                    f"stage '{name}' has no replica that can serve",
+                    f"stage '{name}' has no replica that can serve{why}",
                     stage=name,
                     is_retry_safe=True,
                     retry_after_s=RETRY_AFTER_S,
                 )
-        return replicas
+        return None if missing else replicas
 
     def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
@@ -427,6 +494,12 @@ class CoordinatorCore:
             replicas = self._replicas(entry.edges)
         except Unavailable as error:
             return self._end_early(request, error, now)
+        if replicas is None:
+            if entry.state is State.QUEUED:
+                entry.move("held")
+                self._held[request] = None
+            return []
+        self._held.pop(request, None)
         stages = {name: self._bindings.bind(found) for name, found in replicas.items()}
         entry.route = Route(
             request=request,
@@ -440,7 +513,16 @@ class CoordinatorCore:
         )
         entry.pending = dict(stages)
         entry.move("admitted")
-        return [Send(entry.client, Admit(entry.route))]
+        return [Send(entry.client, Admit(entry.route, entry.submit.attempt))]
+
+    def _run_held(self, now: float) -> list[Common]:
+        """Replicas or their arrangement changed: whoever waits for one may find it, or learn that there is none."""
+        effects: list[Common] = []
+        for request in sorted(self._held, key=lambda request: -self._requests[request].submit.priority):
+            entry = self._requests.get(request)
+            if entry is not None and entry.state is State.HELD:
+                effects += self._run(request, entry, now)
+        return effects
 
     def _on_cancel(self, actor: Actor, request: RequestId, reason: str, now: float) -> list[Common]:
         entry = self._requests.get(request)
@@ -486,13 +568,13 @@ class CoordinatorCore:
             return []
         outcome = "cancelled" if isinstance(error, RequestCancelled) else "failed"
         self._ended[outcome] += 1
-        was_queued = entry.state is State.QUEUED
+        was_queued = entry.state in (State.QUEUED, State.HELD)
         entry.move("ended early")
         entry.error = error.to_info()
         effects: list[Common] = [DropTimer(("deadline", request)), entry.account(outcome, error, now)]
         if not entry.wants_ack and not entry.has_client_left:
-            frame = Reject(request, entry.error) if was_queued else Failed(request, entry.error)
-            effects.append(Send(entry.client, frame))
+            reject = Reject(request, entry.error, entry.submit.attempt)
+            effects.append(Send(entry.client, reject if was_queued else Failed(request, entry.error)))
         if was_queued:
             return effects + self._end(request, "", now)
         effects += [Send(peer, Cancel(request, error.code)) for peer in entry.pending.values()]
@@ -510,6 +592,7 @@ class CoordinatorCore:
     def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
         """The one place where a request leaves; its place goes to the next one that waits."""
         entry = self._requests.pop(request)
+        self._held.pop(request, None)
         self._tombstones.bury(request, entry.error)
         effects: list[Common] = []
         if outcome:
@@ -538,36 +621,73 @@ class CoordinatorCore:
     # --- administration -----------------------------------------------------------------------------------
 
     def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
+        try:
+            return self._operate(actor, frame, now)
+        except OmniBusError as error:
+            return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
+
+    def _operate(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
+        """Carry an operation out.
+
+        Raises:
+            UnknownName: there is no such operation.
+            BadInput: its arguments are malformed, or it is for a supervisor only.
+        """
+        if frame.op not in OPERATIONS:
+            raise unknown_name("operation", frame.op, OPERATIONS, field="op")
+        if frame.op in SUPERVISED and actor.role != "supervisor":
+            raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
         match frame.op:
             case "health":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
-                return list(self._health.begin(actor.peer, frame.call, others, now))
+                absent = self._administration.absent(self._membership)
+                return list(self._health.begin(actor.peer, frame.call, others, now, self._marks, absent))
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case "arrange":
+                self._administration.arrange(frame.args)
+                return [Send(actor.peer, AdminReply(frame.call)), *self._run_held(now)]
+            case "drain":
+                return self._administration.drain(actor.peer, frame.call, frame.args, now)
             case _:
-                error = unknown_name("operation", frame.op, ("health", "status"), field="op")
-                return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
+                raise AssertionError(f"no such operation: {frame.op}")
+
+    def _outstanding(self, name: str) -> int:
+        """Requests that an actor takes part in: bound to a stage's replica, or asked for by a client."""
+        actor = self._membership.named(name)
+        if actor is None:
+            return 0
+        if actor.role == "stage":
+            return self._bindings.outstanding(actor.sender)
+        return sum(1 for entry in self._requests.values() if entry.client == actor.peer and not entry.error)
+
+    def _end_drain(self, number: str, now: float) -> list[Common]:
+        effects, cut = self._administration.on_timer(number, self._outstanding, now)
+        for request, entry in list(self._requests.items()):
+            taking_part = {entry.client.actor, *(peer.actor for peer in entry.pending.values())}
+            for name in [name for name in cut if name in taking_part]:
+                effects += self._end_early(request, error_for_cut(name, entry.route, entry.pipeline), now)
+        return effects
+
+    def _marks(self, actor: Actor) -> dict[str, Any]:
+        return self._administration.describe(actor, self._bindings.outstanding(actor.sender))
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
             "is_draining": self._is_draining,
             "requests": {"live": len(self._requests), **self._ended},
+            "held": len(self._held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "actors": [
                 {
-                    "actor": actor.peer.actor,
-                    "role": actor.role,
-                    "stage": actor.stage,
-                    "replica": actor.replica,
-                    "phase": actor.phase,
-                    "fraction": actor.fraction,
-                    "is_ready": actor.is_ready,
-                    "elapsed_s": round(now - actor.since, 3),
+                    **actor.row(now),
                     "seen_s_ago": round(now - actor.seen_at, 3),
                     "outstanding": self._bindings.outstanding(actor.sender),
+                    **self._marks(actor),
                 }
                 for actor in self._membership
-            ],
+            ]
+            + self._administration.absent(self._membership),
         }

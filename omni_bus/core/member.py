@@ -83,10 +83,10 @@ class Member:
         """Tell that another actor's process has ended."""
         return [self._to_coordinator(Lost(peer))]
 
-    def goodbye(self, reason: str) -> list[Common]:
-        """Tell that this actor leaves."""
+    def goodbye(self, reason: str, *, is_settled: bool = False) -> list[Common]:
+        """Tell that this actor leaves, and whether all that it sent has arrived."""
         self.is_ready = False
-        return [self._to_coordinator(Goodbye(reason))]
+        return [self._to_coordinator(Goodbye(reason, is_settled))]
 
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,6 +36,19 @@ class Actor(msgspec.Struct):
         """The identity of its frames."""
         return self.peer.sender
 
+    def row(self, now: float) -> dict[str, Any]:
+        """Return what health and status tell of every actor."""
+        return {
+            "actor": self.peer.actor,
+            "role": self.role,
+            "stage": self.stage,
+            "replica": self.replica,
+            "phase": self.phase,
+            "fraction": self.fraction,
+            "is_ready": self.is_ready,
+            "elapsed_s": round(now - self.since, 3),
+        }
+
 
 class Membership:
     """The table of actors; at most one incarnation of each name."""
@@ -51,6 +64,10 @@ class Membership:
         """The actor of that very incarnation."""
         actor = self._by_name.get(sender.actor)
         return actor if actor is not None and actor.peer.incarnation == sender.incarnation else None
+
+    def named(self, name: str) -> Actor | None:
+        """The actor of that name, in whichever incarnation."""
+        return self._by_name.get(name)
 
     def former(self, hello: Hello) -> Actor | None:
         """Who is known under the newcomer's name and is not it, so is replaced: a former incarnation, usually."""

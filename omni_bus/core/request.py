@@ -1,7 +1,7 @@
 """One request as the coordinator knows it: its states, what is bound to it, and the account of how it ended.
 
-It is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has said
-that it let go.
+It is QUEUED, HELD while a replica that it needs is coming back, then RUNNING over a bound route, then, when something
+ends it early, ENDING until every stage has said that it let go.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class State(Enum):
 
     QUEUED = "queued"
     """Waits for a place under the pipeline's limit."""
+    HELD = "held"
+    """Has its place, and waits for a replica that is coming back."""
     RUNNING = "running"
     """Bound; its stages work."""
     ENDING = "ending"
@@ -33,7 +35,8 @@ class State(Enum):
 
 
 TRANSITIONS: dict[State, dict[str, State | None]] = {
-    State.QUEUED: {"admitted": State.RUNNING, "ended early": None},
+    State.QUEUED: {"admitted": State.RUNNING, "held": State.HELD, "ended early": None},
+    State.HELD: {"admitted": State.RUNNING, "ended early": None},
     State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
     State.ENDING: {"all stages let go": None},
 }

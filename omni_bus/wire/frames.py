@@ -169,9 +169,10 @@ class Heartbeat(Frame, frozen=True):
 
 
 class Goodbye(Frame, frozen=True):
-    """I am leaving of my own will."""
+    """I am leaving of my own will; `is_settled`: all that I ever sent has arrived."""
 
     reason: str = ""
+    is_settled: bool = False
 
 
 class Lost(Frame, frozen=True):
@@ -200,7 +201,10 @@ class Pong(Frame, frozen=True):
 
 
 class Submit(Frame, frozen=True):
-    """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take."""
+    """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take.
+
+    Whoever does not know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
+    """
 
     request: RequestId
     pipeline: str
@@ -209,12 +213,14 @@ class Submit(Frame, frozen=True):
     timeout_s: float | None = None
     key: str = ""
     trace: str = ""
+    attempt: int = 0
 
 
 class Admit(Frame, frozen=True):
     """Your request may start; this is its route."""
 
     route: Route
+    attempt: int = 0
 
 
 class Reject(Frame, frozen=True):
@@ -222,6 +228,7 @@ class Reject(Frame, frozen=True):
 
     request: RequestId
     error: ErrorInfo
+    attempt: int = 0
 
 
 class Cancel(Frame, frozen=True):

@@ -26,6 +26,7 @@ from omni_bus.wire.frames import (
 from omni_bus.wire.payloads import Json, Text
 
 COORDINATOR = coordinator_peer("c")
+AGAIN = Submit("r", "p", ("text", "audio"), attempt=1)
 ME = Peer("gateway", 1, "g")
 LLM, VOICE = Peer("llm.0", 2, "l"), Peer("voice.0", 3, "v")
 EDGES = (
@@ -183,13 +184,19 @@ def test_frames_from_others_than_the_source_are_dropped(running):
 # --- a coordinator that changes -----------------------------------------------------------------------------
 
 
-def test_what_was_not_admitted_ends_retry_safe(core):
-    effects = core.on_coordinator_changed()
+def test_what_was_not_admitted_is_submitted_again(core):
+    assert core.on_coordinator_changed() == [Send(COORDINATOR, AGAIN)]
 
-    (error,) = ended(effects)
-    assert isinstance(error, Unavailable)
-    assert error.is_retry_safe
-    assert core.num_live == 0
+    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE, 1)) == [Admitted("r", ROUTE)]
+
+
+@pytest.mark.parametrize("late", [Admit(ROUTE), Reject("r", ErrorInfo("overloaded", "x"))])
+def test_late_answer_of_a_former_coordinator_does_not_count(core, late):
+    """The next one gives its own, perhaps with other replicas: it would wait for them for ever."""
+    core.on_coordinator_changed()
+
+    assert core.on_frame(COORDINATOR.sender, late) == []
+    assert core.num_live == 1
 
 
 def test_admitted_requests_go_on(running):
@@ -199,7 +206,7 @@ def test_admitted_requests_go_on(running):
 
 def test_admission_that_nobody_waits_for_is_given_back(core):
     """Else the coordinator would keep its place for ever."""
-    core.on_coordinator_changed()
+    core.cancel("r", "changed my mind")
 
     assert core.on_frame(COORDINATOR.sender, Admit(ROUTE)) == [Send(COORDINATOR, Cancel("r", "no longer wanted"))]
 

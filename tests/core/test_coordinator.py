@@ -36,6 +36,7 @@ from omni_bus.wire.frames import (
 )
 
 LLM, VOICE, GATEWAY = Peer("llm.0", 1, "l"), Peer("voice.0", 2, "v"), Peer("gateway.0", 3, "g")
+SUPERVISOR = Peer("supervisor", 7, "s")
 EDGES = (
     RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
     RouteEdge("llm", "text", "out", "text", "text", 4, 4096),
@@ -76,9 +77,9 @@ class Deployment:
     def join(self, *peers, is_ready=True, live=()):
         for peer in peers:
             stage = peer.actor.partition(".")[0]
-            role = "gateway" if stage == "gateway" else "stage"
-            replica = int(peer.actor.partition(".")[2])
-            stage = "" if role == "gateway" else stage
+            role = stage if stage in ("gateway", "supervisor") else "stage"
+            replica = int(peer.actor.partition(".")[2] or 0)
+            stage = stage if role == "stage" else ""
             self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, replica, is_ready, live))
 
     def submit(self, *requests, outputs=("text",), **fields):
@@ -257,12 +258,61 @@ def test_unknown_pipeline_is_rejected(up):
 
 
 def test_used_id_is_rejected_also_after_the_end(up):
+    other = Peer("gateway.1", 4, "h")
+    up.join(other)
     up.submit("r")
     up.submit("r")
+    up.frame(other, Submit("r", "chat", ("text",), attempt=1))
+    assert codes(up.to(other, Reject)) == ["bad_input"]
     up.frame(LLM, Done("r"))
     up.submit("r")
 
     assert codes(up.to(GATEWAY, Reject)) == ["bad_input", "bad_input"]
+
+
+def test_submit_that_is_repeated_is_one_request(up):
+    """A client repeats it when the coordinator did not know the client, without knowing what was heard before."""
+    up.submit("r")
+    up.submit("r", attempt=1)
+
+    first, second = up.to(GATEWAY, Admit)
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert first.route == second.route
+    assert up.core.num_live == 1
+
+
+def test_repeated_submit_that_waits_is_answered_as_its_last_attempt():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("first", "r")
+    deployment.submit("r", attempt=1)
+    deployment.frame(LLM, Done("first"))
+
+    assert [(admit.route.request, admit.attempt) for admit in deployment.to(GATEWAY, Admit)] == [("first", 0), ("r", 1)]
+
+
+def test_repeated_submit_of_what_ends_is_told_the_end(up):
+    up.submit("r")
+    up.frame(LLM, Failed("r", ErrorInfo("stage_failed", "broke")))
+    up.submit("s", outputs=("audio",))
+    up.frame(LLM, Failed("s", ErrorInfo("stage_failed", "broke")))
+    assert up.core.num_live == 1, "voice has not let go of s"
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed", "stage_failed"]
+    up.submit("s", outputs=("audio",), attempt=1)
+
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed"]
+
+
+def test_repeated_submit_of_what_was_given_up_may_be_tried_again(up):
+    up.submit("r")
+    up.frame(GATEWAY, Goodbye())
+    up.wait_until(CANCEL_RETRY_S)
+    up.frame(LLM, Cancelled("r", 1))
+    up.join(GATEWAY)
+    up.submit("r", attempt=1)
+
+    (reject,) = up.to(GATEWAY, Reject)
+    assert (reject.error.code, reject.error.is_retry_safe) == ("unavailable", True)
 
 
 def test_missing_stage_is_refused_at_once():
@@ -633,9 +683,12 @@ def test_request_of_a_pipeline_that_is_gone_ends():
 def in_state(state: State) -> Deployment:
     """A deployment whose request 'r' is in a state."""
     deployment = Deployment(max_in_flight=1)
-    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.join(LLM, VOICE, GATEWAY, SUPERVISOR)
     if state is State.QUEUED:
         deployment.submit("other")
+    if state is State.HELD:
+        deployment.frame(VOICE, Goodbye())
+        deployment.frame(SUPERVISOR, Admin(1, "arrange", {"returning": ["voice.0"]}))
     deployment.submit("r", outputs=(), timeout_s=50.0)
     if state is State.ENDING:
         deployment.take(deployment.core.on_timer(("deadline", "r"), 50.0))
@@ -643,6 +696,7 @@ def in_state(state: State) -> Deployment:
     return deployment
 
 
+GATEWAY_ASKS_AGAIN = (GATEWAY, Submit("r", "chat", (), attempt=1))
 EVENTS = [
     (LLM, Done("r")),
     (LLM, Cancelled("r", 1)),
@@ -652,8 +706,12 @@ EVENTS = [
     (LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "llm", 0, is_ready=True, live=(route(),))),
     (VOICE, Done("r")),
     (VOICE, Cancelled("r")),
+    (VOICE, Hello(PROTOCOL_VERSION, VOICE, "stage", "voice", 0, is_ready=True)),
+    (SUPERVISOR, Admin(2, "arrange")),
+    (SUPERVISOR, Admin(3, "arrange", {"drained": ["llm.0"], "returning": ["llm.0"]})),
     (GATEWAY, Cancel("r")),
     (GATEWAY, Submit("r", "chat", ())),
+    GATEWAY_ASKS_AGAIN,
     (GATEWAY, Goodbye()),
     (GATEWAY, Done("r")),
     ("timer", ("deadline", "r")),
@@ -674,5 +732,6 @@ def test_no_event_leaves_the_transition_table(state):
                         deployment.take(deployment.core.on_timer(what, deployment.now))
                     else:
                         deployment.frame(who, what)
-                ended = [send for send in deployment.sent if isinstance(send.frame, Failed) and send.peer == GATEWAY]
-                assert len([send for send in ended if send.frame.request == "r"]) <= 1
+                if GATEWAY_ASKS_AGAIN not in (first, second, third):
+                    ended = [send.frame for send in deployment.sent if send.peer == GATEWAY]
+                    assert sum(isinstance(frame, Failed) and frame.request == "r" for frame in ended) <= 1

@@ -1,7 +1,8 @@
 """A stage's process: one replica with its engine, on a socket.
 
 Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so
-that the load can be followed.
+that the load can be followed. SIGTERM ends it; when it is to retire (`omni_bus.runtime.signals`) it has nothing left to
+do, and leaves once all that it sent has been delivered.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ logger = logging.getLogger(__name__)
 LINGER_S = 0.2
 """In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
 
+DELIVER_S = 10.0
+"""A peer that has not read its frames within this, once they are sent, is not reading."""
+
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
 
@@ -62,6 +66,7 @@ class StageActor:
         config = deployment.config.stages[stage]
         name = f"{stage}.{replica}"
         self._stage = stage
+        self._has_left = False
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
@@ -121,9 +126,16 @@ class StageActor:
         """Done when the coordinator refused this actor."""
         return self._driver.leaving
 
+    async def retire(self) -> None:
+        """Say goodbye once nobody can miss this actor any more; it has no request left. Then `close`."""
+        is_settled = await self._driver.delivered(DELIVER_S)
+        self._has_left = True
+        self._perform(self._member.goodbye("retired", is_settled=is_settled))
+
     async def close(self) -> None:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
-        self._perform(self._member.goodbye("stopped"))
+        if not self._has_left:
+            self._perform(self._member.goodbye("stopped"))
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._host.close()
@@ -234,6 +246,8 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     if actor.leaving.done():
         raise actor.leaving.result()
     if loading.done():
+        if stop.is_retiring:
+            await stop.unless_ordered(actor.retire())
         await actor.close()
     return 0
 

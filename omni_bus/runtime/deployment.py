@@ -12,6 +12,7 @@ import msgspec
 from omni_bus.bus.arena import ArenaLimits
 from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
+from omni_bus.core.administration import Arrangement
 from omni_bus.core.pipeline import Pipeline
 
 SUPERVISOR = "supervisor"
@@ -21,7 +22,7 @@ DEPLOYMENT_FILE = "deployment.json"
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """Written once as JSON to `run_dir`; read by each process at its start."""
+    """Written as JSON to `run_dir`, again with each change of it; read by each process at its start."""
 
     config: DeploymentConfig
     pipelines: dict[str, Pipeline]
@@ -35,6 +36,10 @@ class Deployment(msgspec.Struct, frozen=True):
     """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
+    drained: frozenset[str] = frozenset()
+    """Replicas that get no new requests, by actor name."""
+    returning: frozenset[str] = frozenset()
+    """Replicas that are being restarted."""
     log_level: str = "INFO"
     supervisor_pid: int = msgspec.field(default_factory=os.getpid)
     """Who made this; a process that finds itself without this parent has no deployment any more."""
@@ -45,8 +50,16 @@ class Deployment(msgspec.Struct, frozen=True):
         return Path(self.run_dir) / DEPLOYMENT_FILE
 
     def write(self) -> None:
-        """Write it where children find it."""
-        self.path.write_bytes(msgspec.json.encode(self))
+        """Write it where children find it: the former one or this one, never a part."""
+        draft = self.path.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(self))
+        draft.rename(self.path)
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What the coordinator needs to know of the stages."""
+        wanted = {stage: config.replicas for stage, config in self.config.stages.items()}
+        return Arrangement(wanted, self.drained, self.returning)
 
     @property
     def arena(self) -> ArenaLimits:

@@ -376,6 +376,23 @@ class Release(Frame, frozen=True):
     reads: tuple[bytes, ...] = ()
 
 
+class Confirm(Frame, frozen=True):
+    """Say when you have read this: by then all that I sent before on this way has been delivered.
+
+    `peer` is where to answer; `is_bulk` has it take the way of bulky payloads.
+    """
+
+    nonce: int
+    peer: Peer
+    is_bulk: bool = False
+
+
+class Confirmed(Frame, frozen=True):
+    """The answer to a `Confirm`."""
+
+    nonce: int
+
+
 ControlFrame: TypeAlias = (
     Hello
     | Welcome
@@ -400,7 +417,7 @@ ControlFrame: TypeAlias = (
     | AdminReply
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
-TransportFrame: TypeAlias = Offer | Mapped | OfferDevice | MappedDevice | Release
+TransportFrame: TypeAlias = Offer | Mapped | OfferDevice | MappedDevice | Release | Confirm | Confirmed
 AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})

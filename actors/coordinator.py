@@ -1,9 +1,9 @@
 """The coordinator's process: its core on a socket.
 
 Run by the supervisor as ``python -m actors.coordinator DEPLOYMENT_JSON``. SIGTERM drains: nothing is admitted any more,
-running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise. Asked to
-retire it leaves at once: what runs goes on without it, and what waits is submitted again to its successor, which
-is told with ``--awaits`` who served before.
+running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise. Asked
+to retire it leaves at once: what runs goes on without it, and what waits is submitted again to its successor, which is
+told with ``--awaits`` who served before.
 """
 
 from __future__ import annotations

@@ -246,7 +246,11 @@ class GatewayServer:
         server = self._runner.server
         assert server is not None
         sock.setblocking(False)
-        self._listeners.append(await loop.create_server(lambda: _Connection(server, self._gateway, loop, self._open), sock=sock))
+
+        def connection() -> _Connection:
+            return _Connection(server, self._gateway, loop, self._open)
+
+        self._listeners.append(await loop.create_server(connection, sock=sock))
 
     async def retire(self) -> None:
         """Leave the socket to others and serve what is open until no connection is left; takes as long as that takes.

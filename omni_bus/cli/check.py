@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from omni_bus.cli.deployment import add_config_arguments, available_cores, detect_platform, load_deployment
+from omni_bus.cli.deployment import add_config_arguments, detect_platform, load_deployment
 from omni_bus.config.graph import warnings
 from omni_bus.config.layer import DEFAULT, hide_secrets, show_path, show_value
 from omni_bus.config.load import Loaded
 from omni_bus.config.settings import Setting, settings
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.errors import ConfigError, did_you_mean
+from omni_bus.runtime.cores import available_cores
 
 _WIDTH = 100
 _ORIGIN_COLUMN = 48

@@ -1,7 +1,7 @@
 """Drain, restart and scale as the coordinator sees them: which replicas get nothing new, and who still has work.
 
-The supervisor keeps the `Arrangement`, tells each change of it, and gives a new coordinator the whole of it; so a drained
-replica stays drained whichever of the two is restarted.
+The supervisor keeps the `Arrangement`, tells each change of it, and gives a new coordinator the whole of it; so a
+drained replica stays drained when the coordinator or the replica itself is restarted.
 """
 
 from __future__ import annotations

@@ -66,10 +66,10 @@ class Deployment(msgspec.Struct, frozen=True):
         """What each actor may lend through shared memory."""
         return ArenaLimits(self.config.arena_bytes, self.config.arena_threshold_bytes)
 
-    def listen(self, actor: str) -> str:
-        """Return the address that an actor's inbox binds; the pid keeps successors from what was sent to the dead."""
+    def listen(self, actor: str, pid: int | None = None) -> str:
+        """Return the address that an actor's inbox binds; its pid keeps successors from what was sent to the dead."""
         if self.config.bind == "ipc":
-            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid()}")
+            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid() if pid is None else pid}")
         return f"{self.config.bind}:0"
 
 

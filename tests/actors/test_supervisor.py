@@ -73,7 +73,7 @@ class Watched:
         )
         self.client = self.supervisor._client = FakeClient()  # type: ignore[assignment]
         for process in self.supervisor.processes:
-            self.supervisor._spawn(process)
+            self.supervisor.spawn(process)
         self.coordinator, self.one, self.two = self.supervisor.processes
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ async def test_child_that_can_not_be_started_is_tried_again(watched: Watched, mo
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(supervisor, "Child", refuse)
-    watched.supervisor._spawn(watched.one)
+    watched.supervisor.spawn(watched.one)
 
     assert watched.one.phase == Phase.BACKING_OFF
     assert watched.one.error == "can't be started: Resource temporarily unavailable"

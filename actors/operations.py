@@ -7,12 +7,13 @@ While it is away, requests for its stage go to the other replicas, or wait for i
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from actors.supervisor import EXIT_GRACE_S, Phase
 from adapters import ADAPTERS
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
     from actors.supervisor import Process, Supervisor
     from omni_bus.runtime.deployment import Deployment
+
+logger = logging.getLogger(__name__)
 
 MAX_REPLICAS = 64
 """Of one stage on one host."""
@@ -98,23 +101,30 @@ class Operations:
         def tell(process: Process) -> None:
             say(News(process.name, process.phase, process.fraction, process.pid))
 
+        fields = {"order": type(order).__name__.lower(), **asdict(order)}
+        logger.info("order", extra={"fields": fields})
         try:
             with self._watched_by(tell):
-                match order:
-                    case Drain():
-                        return await self._drain(order, say)
-                    case Resume():
-                        return await self._resume(order)
-                    case Restart():
-                        return await self._restart(order, say)
-                    case Scale():
-                        return await self._scale(order, say)
+                outcome = await self._obey(order, say)
         except BadInput as error:
-            return Outcome(BAD_ORDER, error.message)
+            outcome = Outcome(BAD_ORDER, error.message)
         except Unfinished as end:
-            return Outcome(end.code, end.message)
+            outcome = Outcome(end.code, end.message)
         except OmniBusError as error:
-            return Outcome(NOT_POSSIBLE, error.message)
+            outcome = Outcome(NOT_POSSIBLE, error.message)
+        logger.info("order ended", extra={"fields": {**fields, "code": outcome.code, "message": outcome.message}})
+        return outcome
+
+    async def _obey(self, order: Order, say: Say) -> Outcome:
+        match order:
+            case Drain():
+                return await self._drain(order, say)
+            case Resume():
+                return await self._resume(order)
+            case Restart():
+                return await self._restart(order, say)
+            case Scale():
+                return await self._scale(order, say)
 
     # --- drain ------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main, settle
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 from omni_bus.wire.frames import (
     STAGE_FRAMES,
@@ -67,6 +67,8 @@ class StageActor:
         name = f"{stage}.{replica}"
         self._stage = stage
         self._has_left = False
+        self.is_settled = True
+        """Nothing is known to be missing of what was sent."""
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
@@ -128,9 +130,9 @@ class StageActor:
 
     async def retire(self) -> None:
         """Say goodbye once nobody can miss this actor any more; it has no request left. Then `close`."""
-        is_settled = await self._driver.delivered(DELIVER_S)
+        self.is_settled = await self._driver.delivered(DELIVER_S)
         self._has_left = True
-        self._perform(self._member.goodbye("retired", is_settled=is_settled))
+        self._perform(self._member.goodbye("retired", is_settled=self.is_settled))
 
     async def close(self) -> None:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
@@ -249,7 +251,7 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
         if stop.is_retiring:
             await stop.unless_ordered(actor.retire())
         await actor.close()
-    return 0
+    return 0 if actor.is_settled else EXIT_CUT
 
 
 if __name__ == "__main__":

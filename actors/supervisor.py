@@ -449,7 +449,8 @@ class Supervisor:
         self._exits[process.name].set()
         self._unlink_inbox(process)
         if process.peer is not None and self._client is not None and process.name != COORDINATOR:
-            self._client.tell_lost(process.peer)
+            # Before anything else that is told of its successor; its own goodbye goes another way and may come later.
+            self._client.tell_lost(process.peer, is_settled=process.is_leaving and code == 0)
         process.exit = _exit_name(code)
         self._died(process, process.exit)
         self._tell_change(process)

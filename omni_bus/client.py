@@ -326,9 +326,14 @@ class BusClient:
         finally:
             del self._calls[call]
 
-    def tell_lost(self, peer: Peer) -> None:
-        """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
-        self.perform(self._member.lost(peer))
+    def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
+        """Tell the coordinator that an actor's process has ended; only a supervisor is believed.
+
+        Args:
+            peer: whose.
+            is_settled: all that it sent has arrived.
+        """
+        self.perform(self._member.lost(peer, is_settled=is_settled))
 
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""

@@ -86,6 +86,10 @@ class Administration:
         """
         return any(stage_of(name) == stage for name in self._awaited)
 
+    def is_awaited_itself(self, replica: str) -> bool:
+        """Whether this very replica has yet to say hello, and so may have any number of requests."""
+        return replica in self._awaited
+
     def is_coming_back(self, stage: str) -> bool:
         """Whether a replica of the stage is being restarted."""
         return any(stage_of(name) == stage for name in self._arrangement.returning)

@@ -13,6 +13,7 @@ from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
+from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import error_for_lost, stage_lost
 from omni_bus.core.request import Request, State
@@ -133,7 +134,11 @@ class CoordinatorCore:
 
     def start(self, now: float) -> list[Common]:
         """Begin; call it once, before the first frame."""
-        return [SetTimer(("awaited", ""), now + self._patience_s)] if self._administration.is_waiting else []
+        if not self._administration.is_waiting:
+            return []
+        # Who was never welcomed does not know the deployment's heartbeat yet.
+        patience_s = MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
+        return [SetTimer(("awaited", ""), now + patience_s)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -169,9 +174,9 @@ class CoordinatorCore:
             case Goodbye(reason=reason, is_settled=is_settled):
                 effects = self._on_goodbye(actor, now)
                 return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
-            case Lost(peer=peer) if actor.role == "supervisor":
+            case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
-                return [] if lost is None else self._on_leave(lost, "its process ended", now)
+                return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
             case Pong():
                 return list(self._health.on_pong(sender, frame, now))
             case Submit():
@@ -462,8 +467,12 @@ class CoordinatorCore:
         epitaph = self._tombstones.epitaph(submit.request) if submit.attempt else None
         if epitaph is None:
             return BadInput(f"request id {submit.request} was used already", field="request")
-        error = f"the request was given up: {epitaph.message}"
-        return Unavailable(error, is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
+        error = from_info(epitaph)
+        if not isinstance(error, RequestCancelled):
+            return error
+        return Unavailable(
+            f"the request was given up: {error.message}", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
+        )
 
     def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]] | None:
         """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
@@ -657,7 +666,7 @@ class CoordinatorCore:
         """Requests that an actor takes part in: bound to a stage's replica, or asked for by a client."""
         actor = self._membership.named(name)
         if actor is None:
-            return 0
+            return self._administration.is_awaited_itself(name)
         if actor.role == "stage":
             return self._bindings.outstanding(actor.sender)
         return sum(1 for entry in self._requests.values() if entry.client == actor.peer and not entry.error)

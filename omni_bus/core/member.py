@@ -79,9 +79,9 @@ class Member:
         self.is_ready = True
         return [self._to_coordinator(Ready())]
 
-    def lost(self, peer: Peer) -> list[Common]:
-        """Tell that another actor's process has ended."""
-        return [self._to_coordinator(Lost(peer))]
+    def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
+        """Tell that another actor's process has ended, and whether all that it sent has arrived."""
+        return [self._to_coordinator(Lost(peer, is_settled))]
 
     def goodbye(self, reason: str, *, is_settled: bool = False) -> list[Common]:
         """Tell that this actor leaves, and whether all that it sent has arrived."""

@@ -61,11 +61,14 @@ class Faults:
             world.loses_frames = plan.loses_frames
         world.cut(process)
         process.die()
+        world.on_death(process.name)
         if plan.down_s is not None:
             self._later(plan.down_s, self._restart, process)
 
     def _restart(self, process: Process) -> None:
         world = self._world
+        if world.processes[process.name] is not process or process.has_retired:
+            return  # an operation was faster
         world.add(process.successor())
         if process.name == world.coordinator.name:
             world.release_held()

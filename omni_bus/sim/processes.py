@@ -23,7 +23,7 @@ from omni_bus.sim.scenario import sources
 from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from omni_bus.core.edge import InEdge, OutEdge
     from omni_bus.core.effects import ClientEffect, Common, StageEffect, TimerKey
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
 
-_MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
+MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
 
 
@@ -45,6 +45,7 @@ class Process(ABC):
         self.name = name
         self.peer = Peer(name, world.new_incarnation(), f"sim://{name}")
         self.is_alive = True
+        self.has_retired = False
         self._timers: dict[TimerKey, object] = {}
 
     @abstractmethod
@@ -85,6 +86,8 @@ class Process(ABC):
                     self._timers.pop(key, None)
                 case Report() | Forget():
                     self.world.trace("   report by", self, effect)
+                    if isinstance(effect, Report) and effect.event == "actor ready":
+                        self.world.on_ready(effect.fields["name"])
                 case Leave(error=error):
                     raise Violation(f"{self.name} was told to leave: {error}")
                 case _:
@@ -107,19 +110,25 @@ class Process(ABC):
 class CoordinatorProcess(Process):
     """The coordinator."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, awaited: list[str] | None = None) -> None:
         super().__init__(world, COORDINATOR)
-        self.core = CoordinatorCore(self.peer, world.scenario.pipelines, world.scenario.heartbeat_s)
+        self.core = CoordinatorCore(
+            self.peer, world.scenario.pipelines, world.scenario.heartbeat_s, world.arrangement, awaited or ()
+        )
+        self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()
         self._entered: set[RequestId] = set()
 
     def start(self) -> None:
-        """Say hello."""
+        """Begin."""
         self.world.trace("up:", self)
+        self.carry(self.core.start(self.world.now))
 
     def successor(self) -> Process:
-        """Return the process that comes after the death of this one."""
-        return CoordinatorProcess(self.world)
+        """Return the process that comes after the death of this one; it is told who serves."""
+        stages = (process for process in self.world.processes.values() if isinstance(process, StageProcess))
+        serving = (process for process in stages if process.is_alive and process.member.is_ready)
+        return CoordinatorProcess(self.world, [process.name for process in serving])
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
@@ -150,6 +159,12 @@ class CoordinatorProcess(Process):
         """
         core = self.core
         requests = core._requests
+        if core._held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
+            raise Violation(f"waiting for a replica are {list(core._held)}, which differs from the table")
+        for request, entry in requests.items():
+            if entry.route is not None and not entry.is_adopted and request not in self._bound:
+                self._bound.add(request)
+                self.world.check_admission(entry.route.stages)
         if self._live != requests.keys():
             for request in requests.keys() - self._live:
                 if request in self._entered:
@@ -186,7 +201,7 @@ class CoordinatorProcess(Process):
         return self._held_timers()
 
 
-class _MemberProcess(Process):
+class MemberProcess(Process):
     """A process that is a member: everyone but the coordinator."""
 
     member: Member
@@ -207,7 +222,7 @@ class _MemberProcess(Process):
         self.carry(self.member.on_timer(self.world.now))
 
 
-class StageProcess(_MemberProcess):
+class StageProcess(MemberProcess):
     """One replica of a stage."""
 
     def __init__(self, world: World, stage: str, replica: int) -> None:
@@ -243,9 +258,22 @@ class StageProcess(_MemberProcess):
         """Return the process that comes after the death of this one."""
         return StageProcess(self.world, self.stage, self._replica)
 
+    def retire(self, on_left: Callable[[StageProcess], None]) -> None:
+        """Leave once all that was sent has been delivered, and say so."""
+        if self.core._live:
+            raise Violation(f"{self.name} is to retire and holds {list(self.core._live)}")
+        self.world.at(self.world.delivered_at(self), self._leave, (on_left,), is_due=True)
+
+    def _leave(self, on_left: Callable[[StageProcess], None]) -> None:
+        if self.is_alive:
+            self.has_retired = True
+            self.carry(self.member.goodbye("retired", is_settled=True))
+            self.die()
+        on_left(self)
+
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
-        if isinstance(frame, _MEMBER_FRAMES):
+        if isinstance(frame, MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame))
             return
         self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
@@ -302,7 +330,7 @@ class StageProcess(_MemberProcess):
         return self._held_timers()
 
 
-class GatewayProcess(_MemberProcess):
+class GatewayProcess(MemberProcess):
     """A gateway with an application that runs its planned requests."""
 
     def __init__(self, world: World, name: str, requests: list[RequestPlan]) -> None:
@@ -323,7 +351,7 @@ class GatewayProcess(_MemberProcess):
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
-        if isinstance(frame, _MEMBER_FRAMES):
+        if isinstance(frame, MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame))
             if isinstance(frame, Introduce):
                 self.carry(self.core.on_coordinator_changed())

@@ -178,10 +178,12 @@ class Goodbye(Frame, frozen=True):
 class Lost(Frame, frozen=True):
     """This peer is gone: nothing more will come from it, nothing will reach it.
 
-    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once.
+    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once, and knows
+    whether it had seen to it that all that it sent has arrived.
     """
 
     peer: Peer
+    is_settled: bool = False
 
 
 class Ping(Frame, frozen=True):

@@ -161,6 +161,7 @@ class CoordinatorProcess(Process):
         requests = core._requests
         if core._held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
             raise Violation(f"waiting for a replica are {list(core._held)}, which differs from the table")
+        self.world.num_held += len(core._held)
         for request, entry in requests.items():
             if entry.route is not None and not entry.is_adopted and request not in self._bound:
                 self._bound.add(request)

@@ -51,6 +51,7 @@ class World:
         self.now = 0.0
         self.num_steps = 0
         self.num_adopted = 0
+        self.num_held = 0
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from omni_bus.core.administration import Administration
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.edge import OutEdge
@@ -15,6 +16,8 @@ from omni_bus.sim.ledger import Ledger, Violation
 from omni_bus.sim.scenario import GRAPHS
 from omni_bus.sim.world import World, run
 from omni_bus.wire.payloads import Text
+
+ON_LEAVE = CoordinatorCore._on_leave
 
 NUM_SEEDS = 10_000
 """As many as `test_schedules` runs."""
@@ -53,9 +56,14 @@ def test_schedules_reach_every_kind_of_trouble():
         seen.update(plan.reader for plans in scenario.requests for plan in plans)
         seen.update({"chunks": sum(world.ledger.received.values())})
         seen.update(world.coordinator.core._ended)
-        seen.update({"adopted": world.num_adopted})
+        seen.update({"adopted": world.num_adopted, "held": world.num_held})
+        seen.update(operation.kind for operation in scenario.operations)
+        seen.update({"operations": 0 if world.supervisor is None else world.supervisor.num_done})
+        seen.update({"forced": sum(operation.is_forced for operation in scenario.operations)})
+        seen.update({"lossless": bool(world.loses_nothing and scenario.operations)})
 
     wanted = [*GRAPHS, *EngineShape, "fast", "slow", "stuck", "done", "failed", "cancelled", "rejected", "adopted"]
+    wanted += ["held", "restart", "drain", "scale_down", "operations", "forced", "lossless"]
     wanted += ["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
     assert [what for what in wanted if seen[what] == 0] == []
     assert seen["chunks"] > 2000
@@ -78,6 +86,13 @@ def test_schedules_reach_every_kind_of_trouble():
         (CoordinatorCore, "_adopt", lambda self, actor, route, now: []),
         (CoordinatorCore, "_check_adopted", lambda self, request, now: []),
         (CoordinatorCore, "_lose", lambda self, request, entry, actor, now: []),
+        (CoordinatorCore, "_run_held", lambda self, now: []),
+        (CoordinatorCore, "_on_repeated", lambda self, submit, entry: []),
+        (Administration, "bindable", lambda self, replicas: list(replicas)),
+        (Administration, "is_coming_back", lambda self, stage: False),
+        (Administration, "is_awaited", lambda self, stage: False),
+        (Administration, "give_up", lambda self: None),
+        (CoordinatorCore, "_on_leave", lambda *args, is_settled=False: ON_LEAVE(*args)),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -133,7 +133,7 @@ class _Connection(web.RequestHandler):
     def close_if_idle(self) -> None:
         """Close it unless something is under way."""
         if self.is_idle:
-            self.close()
+            self.force_close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -7,13 +7,14 @@ import signal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from actors import supervisor
 from actors.supervisor import Phase, Supervisor
 from omni_bus.config.schema import DeploymentConfig, PipelineConfig, StageConfig
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
-from omni_bus.runtime.deployment import Deployment
+from omni_bus.runtime.deployment import Deployment, ipc_endpoint
 
 
 class FakeChild:
@@ -44,7 +45,8 @@ class FakeClient:
     def __init__(self) -> None:
         self.lost: list[Peer] = []
 
-    def tell_lost(self, peer: Peer) -> None:
+    def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
+        assert not is_settled
         self.lost.append(peer)
 
 
@@ -207,6 +209,25 @@ async def test_dead_stage_is_told_at_once(watched: Watched) -> None:
     assert watched.client.lost == [Peer("llm.0", 7, "ipc:///llm.0")]
     assert watched.one.phase == Phase.BACKING_OFF
     assert watched.two.phase == Phase.READY
+
+
+async def test_inbox_of_the_killed_is_removed(watched: Watched, tmp_path) -> None:
+    """Files of former incarnations would pile up, and a coordinator's would take frames that nobody reads."""
+    watched.make_all_ready()
+    deployment = replace(
+        watched.supervisor.deployment,
+        run_dir=str(tmp_path),
+        coordinator_endpoint=ipc_endpoint(str(tmp_path), "coordinator"),
+    )
+    watched.supervisor._deployment = deployment
+    names = ("coordinator.sock", "llm.0-1.sock", "llm.1-1.sock", "llm.0-99.sock")
+    for name in names:
+        (tmp_path / name).touch()
+
+    watched.child("llm.0").end(-signal.SIGKILL)
+    watched.child("coordinator").end(1)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"llm.1-1.sock", "llm.0-99.sock"}
 
 
 async def test_used_up_restarts_degrade_a_stage_and_end_a_coordinator(monkeypatch) -> None:

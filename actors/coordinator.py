@@ -42,10 +42,12 @@ class CoordinatorActor:
         self._driver = Driver(
             COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
         )
+        config = deployment.config
         self._core = CoordinatorCore(
             self._driver.me,
             deployment.pipelines,
-            deployment.config.heartbeat_s,
+            config.heartbeat_s,
+            {name: caller.quota for name, caller in config.callers.items()},
             deployment.arrangement,
             awaited,
         )

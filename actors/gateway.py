@@ -62,7 +62,12 @@ class GatewayActor:
             arena=deployment.arena,
         )
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
-        actor = cls(client, kind(options, client, pipelines, name=name))
+        try:
+            gateway = kind(options, client, pipelines, name=name, callers=deployment.config.callers)
+        except BaseException:
+            await client.close()
+            raise
+        actor = cls(client, gateway)
         await actor.server.start(sock)
         client.ready()
         return actor

@@ -78,10 +78,12 @@ class StageActor:
             on_timer=self._on_timer,
             on_unsent=self._on_unsent,
             arena=deployment.arena,
+            cuda=deployment.cuda,
             understands=STAGE_FRAMES,
         )
         self._thread = EngineThread(name)
-        self.engine = build_engine(config, Context(stage, replica, deployment.threads[stage], deployment.cache_dir))
+        threads, cache_dir = deployment.threads[stage], deployment.cache_dir
+        self.engine = build_engine(config, Context(stage, replica, threads, cache_dir, self._driver.allocate))
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
         self._core = StageCore(
             stage,

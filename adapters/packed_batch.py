@@ -30,11 +30,13 @@ ATTENTION = "omni_bus_packed"
 
 
 MIN_ROWS = 4
-"""Rows from which a CPU's matrix product gives each row the same bits, however many there are.
+MAX_ROWS = 15
+"""Between these a CPU's matrix product gives each row the same bits, however many there are.
 
-Products of one row have a kernel of their own, those of two and three are no faster than of four (measured with MKL:
-a step of SmolLM2 takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8 rows, and rows are equal bit for bit from
-4 to 70). So two and three are always filled up, and one only where a request asks to be reproducible whoever it runs
+Measured with MKL and SmolLM2's shapes on one and two threads: with AVX2 rows are equal from 4 to 32 and more, with
+AVX-512 from 2 to 15 and, by another kernel, from 16 or 57 on. Products of one row have a kernel of their own, those of
+two and three are no faster than of four (AVX2: a step takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8
+rows). So two and three are always filled up, and one only where a request asks to be reproducible whoever it runs
 beside.
 """
 
@@ -212,7 +214,7 @@ class PackedForward:
 
         Args:
             pieces: at most one of each slot, each following on what the slot holds.
-            is_exact: make a piece's logits independent of the other pieces to the last bit (on a CPU, see `MIN_ROWS`).
+            is_exact: fill up to `MIN_ROWS`, so that a token has the same logits in any company of up to `MAX_ROWS`.
 
         Returns:
             The logits after the last token of each piece, (pieces, vocabulary).

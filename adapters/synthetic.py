@@ -12,7 +12,7 @@ import msgspec
 
 from adapters.chat import read_messages
 from adapters.sampling import SamplingParams, refuse_unhonoured
-from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, picture_pixels, ramp, text_piece
+from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, ramp, text_piece, write_picture
 from adapters.synthetic_shapes import Progress, SyntheticSteps, SyntheticStream
 from adapters.synthetic_work import (
     Amount,
@@ -25,7 +25,7 @@ from adapters.synthetic_work import (
     WorkParams,
     plan_of,
 )
-from omni_bus.engine import EngineRequest, Finished, Inputs, Output
+from omni_bus.engine import Allocate, EngineRequest, Finished, Inputs, Output
 from omni_bus.errors import BadInput, InputTooLarge
 from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Video, kind_of
@@ -323,8 +323,9 @@ class SyntheticImage(SyntheticSteps):
         ports = [port for port in ("preview", *(("image",) if is_last else ())) if port in live.outputs]
         events: list[Event] = []
         if ports:
-            pixels = picture_pixels(PictureMark(live.marker, live.index, plan.steps), plan.height, plan.width)
-            events += [Output(request, port, Image(plan.height, plan.width, 3, Blob(pixels))) for port in ports]
+            data = self.context.allocate(3 * plan.width * plan.height)
+            write_picture(PictureMark(live.marker, live.index, plan.steps), plan.height, plan.width, data.view)
+            events += [Output(request, port, Image(plan.height, plan.width, 3, data)) for port in ports]
         if is_last:
             events.append(Finished(request, Finish(detail={"steps": plan.steps})))
         return events
@@ -375,7 +376,7 @@ class SyntheticVideo(SyntheticStream):
                 await progress.step()
                 if "video" in request.outputs:
                     end = min(first + plan.frames_per_chunk, plan.frames)
-                    yield "video", _video(plan, marker, range(first, end))
+                    yield "video", _video(plan, marker, range(first, end), self.context.allocate)
         yield Finish(detail={"frames": plan.frames})
 
 
@@ -391,7 +392,10 @@ async def _read_marker(inputs: Inputs) -> str:
     return marker_of(text)
 
 
-def _video(plan: VideoOptions, marker: str, frames: range) -> Video:
-    pixels = [picture_pixels(PictureMark(marker, i, plan.frames), plan.height, plan.width) for i in frames]
-    data = Blob(b"".join(pixels))
+def _video(plan: VideoOptions, marker: str, frames: range, allocate: Allocate) -> Video:
+    size = 3 * plan.width * plan.height
+    data = allocate(len(frames) * size)
+    for i, frame in enumerate(frames):
+        mark = PictureMark(marker, frame, plan.frames)
+        write_picture(mark, plan.height, plan.width, data.view[i * size : (i + 1) * size])
     return Video(frames.start, len(frames), plan.height, plan.width, 1, plan.fps, data)

@@ -6,6 +6,7 @@ at the far end of a pipeline can tell a gap, a repeat or a mix-up of requests fr
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 import zlib
@@ -163,8 +164,8 @@ class PictureMark(NamedTuple):
     total: int
 
 
-def picture_pixels(mark: PictureMark, height: int, width: int) -> bytes:
-    """Return uint8 RGB pixels, (height, width, 3), that carry `mark` and a CRC-32.
+def write_picture(mark: PictureMark, height: int, width: int, into: memoryview) -> None:
+    """Write uint8 RGB pixels, (height, width, 3), that carry `mark` and a CRC-32, to so many bytes of `into`.
 
     Squares are as large as the picture allows: from 8 pixels a side on they survive JPEG and H.264 at usual quality.
     Below the squares a grey field brightens with the step.
@@ -177,12 +178,22 @@ def picture_pixels(mark: PictureMark, height: int, width: int) -> bytes:
     columns = width // side
     bits = f"{int.from_bytes(message, 'big'):0{num_bits}b}"
     squares = {"0": _DARK * (3 * side), "1": _BRIGHT * (3 * side)}
-    lines: list[bytes] = []
+    end = 0
     for start in range(0, num_bits, columns):
         line = b"".join([squares[bit] for bit in bits[start : start + columns]])
-        lines.append(line.ljust(3 * width, _GREY) * side)
-    field = bytes([64 + mark.step % 128])
-    return b"".join(lines).ljust(3 * width * height, field)
+        rows = line.ljust(3 * width, _GREY) * side
+        begin, end = end, end + len(rows)
+        into[begin:end] = rows
+    rest = 3 * width * height - end
+    if rest:  # in place: the field is most of a large picture
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(into, end)), 64 + mark.step % 128, rest)
+
+
+def picture_pixels(mark: PictureMark, height: int, width: int) -> bytes:
+    """Return what `write_picture` writes."""
+    pixels = bytearray(3 * width * height)
+    write_picture(mark, height, width, memoryview(pixels))
+    return bytes(pixels)
 
 
 def read_picture(pixels: memoryview, height: int, width: int, channels: int = 3) -> PictureMark:

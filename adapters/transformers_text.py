@@ -21,7 +21,7 @@ from msgspec import Meta
 from adapters import smollm2
 from adapters.chat import read_messages
 from adapters.detokenize import Detokenizer, StopFilter
-from adapters.packed_batch import ATTENTION, KvPool, PackedForward, Piece, register_attention
+from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
 from adapters.token_choice import TokenChoice
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
@@ -366,13 +366,15 @@ class TransformersText(StepEngine):
         if not planned:
             return []
         is_exact = any(running.params.seed is not None for running, _ in planned)
+        passes = _exact_passes(planned) if is_exact else [planned]
         with torch.inference_mode():
-            logits = self._forward([piece for _, piece in planned], is_exact=is_exact)
+            logits = torch.cat([self._forward([p for _, p in together], is_exact=is_exact) for together in passes])
+            ran = [running for together in passes for running, _ in together]
             for running, piece in planned:
                 running.num_computed += len(piece.ids)
             # A prompt that isn't read to its end has no next token yet.
-            rows = [index for index, (running, _) in enumerate(planned) if running.num_waiting == 0]
-            return self._advance([planned[index][0] for index in rows], logits[rows])
+            rows = [index for index, running in enumerate(ran) if running.num_waiting == 0]
+            return self._advance([ran[index] for index in rows], logits[rows])
 
     def _plan(self, requests: Sequence[_Running]) -> list[tuple[_Running, Piece]]:
         """Return each request's next piece; prompts only as far as the step's budget goes.
@@ -465,3 +467,17 @@ class TransformersText(StepEngine):
             num_tokens=sum(running.num_computed for running in self._running.values()),
             pool_bytes=self._pool.size_bytes,
         )
+
+
+def _exact_passes(planned: Sequence[tuple[_Running, Piece]]) -> list[list[tuple[_Running, Piece]]]:
+    """Split a step into forward passes in which the tokens of seeded requests have the same bits in any company.
+
+    How a matrix product adds up depends on its number of rows. A seeded prompt is read alone, in pieces that never
+    vary; tokens that follow on an answer share passes within the numbers that make no difference.
+    """
+    decoding = [item for item in planned if item[0].generated]
+    passes = [decoding[begin : begin + MAX_ROWS] for begin in range(0, len(decoding), MAX_ROWS)]
+    prompts = [item for item in planned if not item[0].generated]
+    passes += [[item] for item in prompts if item[0].params.seed is not None]
+    unseeded = [item for item in prompts if item[0].params.seed is None]
+    return [*passes, unseeded] if unseeded else passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
         BadInput: a field is missing or has another type or value.
     """
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(cls):
+    for field in _fields_of(cls):
         name = f"{prefix}{field.encode_name}"
         raw = body.get(field.encode_name)
         if raw is None:
@@ -33,6 +34,12 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
         except msgspec.ValidationError:
             raise refusal(name, raw, _words(field.type)) from None
     return cls(**values)
+
+
+@functools.cache
+def _fields_of(cls: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Look a Struct's fields up once: their annotations are text and would be compiled each time."""
+    return msgspec.structs.fields(cls)
 
 
 def refusal(name: str, value: Any, allowed: str) -> BadInput:

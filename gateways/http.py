@@ -1,23 +1,23 @@
-"""What HTTP gateways share: keys, body limits, request ids, errors, and server-sent events with backpressure."""
+"""What HTTP gateways share: keys, limits, request ids, errors, and server-sent events with backpressure."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
-import os
+import math
 import re
 import secrets
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
 from aiohttp import web
 
+from gateways import websockets
+from gateways.keys import KeyRing, KeySource, sources_of
 from gateways.problems import Problem, to_problem
-from omni_bus.errors import BadInput, OmniBusError, Unavailable
+from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
+from omni_bus.runtime.watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = web.RequestKey("request_id", str)
 KEY_NAME = web.RequestKey("key_name", str)
-"""Which of the gateway's keys a request came with, for fairness among them; never the key."""
+"""Who sent the request, for fairness among callers; never the key. Empty where no key is needed or none came."""
+
+BODY_BYTES = web.RequestKey("body_bytes", int)
+"""Length of the body, once it was read."""
 
 FAILURE = web.RequestKey("failure", int)
 """The status of an error that came after the response had begun."""
@@ -44,8 +47,14 @@ Each value has one of them, and values are what costs: nine million empty lists 
 and 800 MB (measured). Media in base64 has none, and a prompt with so many is longer than any model's context.
 """
 
-GUARDED = "/v1"
-"""Every path under this wants a key once the gateway has any."""
+OPEN = frozenset({"/health", "/ping", "/version", "/metrics"})
+"""Paths that want no key and are served while the gateway drains; a WebSocket wants one on every path."""
+
+SCHEMES = ("bearer", "api-key")
+"""Of the header ``Authorization``; the second is the robots' clients' (OpenPI)."""
+
+MAX_TIMEOUT_S = 86400.0
+"""What a caller may give as its time limit."""
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -55,13 +64,14 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Keys of a ``[gateways.NAME]`` table that every HTTP gateway has."""
 
     api_keys: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
-    """Any of these opens the gateway, as ``Authorization: Bearer KEY``; with none from any source it is open to all."""
+    """Any of these opens the gateway, as ``Authorization: Bearer KEY``, each for a caller of its own; so do the keys of
+    the deployment's callers. With none from any source it is open to all."""
 
     api_key_env: str = ""
     """Name of an environment variable with one more key, or several with commas between."""
 
     api_key_file: str = ""
-    """File with more keys, one a line."""
+    """File with more keys, one a line; read again when it changes."""
 
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 as soon as that is known."""
@@ -93,16 +103,32 @@ class HttpGateway(Gateway):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._key_digests = [_digest(key) for key in read_keys(self.options)]
+        self._keys = KeyRing(sources_of(_own_keys(self.options), self.callers))
+        self._watch = self._watched()
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
         """Return what is wrong with the sources of keys."""
         try:
-            read_keys(options)
+            _own_keys(options).read()
         except BadInput as error:
             return [error.message]
         return []
+
+    def close(self) -> None:
+        """Watch the key files no more."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _watched(self) -> FileWatch | None:
+        if not self._keys.files:
+            return None
+        try:
+            return FileWatch(self._keys.files, self._keys.reload)
+        except OSError as error:
+            fields = {"gateway": self.name, "why": str(error)}
+            logger.warning("key files can't be watched: changes need a restart", extra={"fields": fields})
+            return None
 
     @property
     def header_timeout_s(self) -> float:
@@ -158,7 +184,7 @@ class HttpGateway(Gateway):
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._authorise(request)
-            if self.is_draining and request.path.startswith(GUARDED):
+            if self.is_draining and not is_open(request):
                 raise Unavailable(STOPPING)
             response = await handler(request)
         except web.HTTPException as error:
@@ -168,6 +194,10 @@ class HttpGateway(Gateway):
         except Exception as error:  # the edge: a failure of a handler becomes an answer and ends that request only
             problem = to_problem(error)
             log_failure(problem, error, request[REQUEST_ID])
+            if (socket := request.get(websockets.SOCKET)) is not None:
+                request[FAILURE] = problem.status
+                await websockets.close(socket, problem)
+                return socket
             if request.writer.output_size:
                 # A second head would read as more of the answer; a connection that breaks off says it is not whole.
                 request[FAILURE] = problem.status
@@ -178,60 +208,81 @@ class HttpGateway(Gateway):
         return response
 
     def _authorise(self, request: web.Request) -> None:
-        request[KEY_NAME] = ""
-        if not self._key_digests or not request.path.startswith(GUARDED) or request.method == "OPTIONS":
-            return
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        digest = _digest(key.strip())
-        # Every key is compared, so that the time tells nothing of which one came close.
-        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        if scheme.lower() != "bearer" or not any(matches):
+        caller = self.caller_of(request)
+        request[KEY_NAME] = caller or ""
+        if caller is None and request.method != "OPTIONS" and not is_open(request):
+            ways = "the header 'Authorization: Bearer KEY'"
+            if websockets.is_upgrade(request):
+                ways += f" or the subprotocol '{websockets.KEY_PROTOCOL}KEY'"
             raise Problem(
                 401,
-                "a valid API key is needed, as the header 'Authorization: Bearer KEY'",
+                f"a valid API key is needed, as {ways}",
                 headers={"WWW-Authenticate": "Bearer"},
                 must_close=request.can_read_body,
             )
-        request[KEY_NAME] = f"{self.name}#{matches.index(True)}"
+
+    def caller_of(self, request: web.Request) -> str | None:
+        """Return who sends a request: a caller's name, empty where no key is needed; None for no valid key."""
+        if not self._keys.is_guarded:
+            return ""
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        keys = [key.strip()] if scheme.lower() in SCHEMES else []
+        if websockets.is_upgrade(request):
+            prefix = websockets.KEY_PROTOCOL
+            keys += [name.removeprefix(prefix) for name in websockets.offered(request) if name.startswith(prefix)]
+        owners = [owner for key in keys if (owner := self._keys.owner(key)) is not None]
+        return owners[0] if owners else None
+
+
+def is_open(request: web.Request) -> bool:
+    """Whether a request wants no key, whoever sends it."""
+    return request.path in OPEN and not websockets.is_upgrade(request)
 
 
 def log_failure(problem: Problem, error: Exception, request_id: str) -> None:
-    """Log a failure that is ours; with a traceback where it was not foreseen, and without what the client was told."""
-    if problem.status >= 500:
+    """Log a failure that is ours; with a traceback where it was not foreseen, and without what the client was told.
+
+    To refuse for want of capacity or time is no failure, and the request's own line tells of it.
+    """
+    if problem.status >= 500 and not isinstance(error, Refused | DeadlineExceeded):
         unforeseen = None if isinstance(error, OmniBusError) else error
         fields = {"id": request_id, "status": problem.status, "kind": type(error).__name__}
         logger.error("request failed", exc_info=unforeseen, extra={"fields": fields})
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _own_keys(options: HttpOptions) -> KeySource:
+    return KeySource("api_key", "", options.api_keys, options.api_key_env, options.api_key_file)
 
 
-def read_keys(options: HttpOptions) -> list[str]:
-    """Return all keys that the options name.
+class Terms(TypedDict):
+    """What `BusClient.submit` is told of a request besides its contents."""
+
+    key: str
+    timeout_s: float | None
+    input_bytes: int
+
+
+def terms_of(request: web.Request) -> Terms:
+    """Return who asks, how long the answer may take (``X-Request-Timeout``, seconds), and how much waits with it.
 
     Raises:
-        BadInput: a named source is not there or holds no key.
+        Problem: 400, the time limit can't be read.
     """
-    keys = list(options.api_keys)
-    if options.api_key_env:
-        found = [key.strip() for key in os.environ.get(options.api_key_env, "").split(",") if key.strip()]
-        if not found:
-            message = f"api_key_env: the environment has no key in {options.api_key_env}"
-            raise BadInput(message, field="api_key_env")
-        keys += found
-    if options.api_key_file:
-        try:
-            lines = Path(options.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            message = f"api_key_file: {options.api_key_file} can't be read: {reason}"
-            raise BadInput(message, field="api_key_file") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise BadInput(f"api_key_file: {options.api_key_file} holds no key", field="api_key_file")
-        keys += found
-    return keys
+    return Terms(key=request[KEY_NAME], timeout_s=_timeout_s(request), input_bytes=request.get(BODY_BYTES, 0))
+
+
+def _timeout_s(request: web.Request) -> float | None:
+    text = request.headers.get("X-Request-Timeout")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        allowed = f"seconds, above 0 and at most {MAX_TIMEOUT_S:g}"
+        raise Problem(400, f"X-Request-Timeout: {text[:40]} came (allowed: {allowed})", param="X-Request-Timeout")
+    return seconds
 
 
 def _router_problem(request: web.Request, error: web.HTTPException) -> Problem:
@@ -295,6 +346,7 @@ async def read_body(request: web.Request, options: HttpOptions) -> bytes:
         raise Problem(408, message, must_close=True) from None
     except web.RequestPayloadError as error:
         raise Problem(400, "body: it breaks HTTP or its content encoding", must_close=True) from error
+    request[BODY_BYTES] = len(body)
     return bytes(body)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import omni_bus
 from gateways import openai_chat
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.load import load
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
 from omni_bus.media.encode import EncodingPool
@@ -60,14 +62,16 @@ class OpenAIGateway(HttpGateway):
 
     def close(self) -> None:
         """End the encoding threads."""
+        super().close()
         self._pool.close()
 
     async def _report(self) -> dict[str, Any]:
         return report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        document = await self._report()
-        return json_response(document, status=200 if document["ready"] else 503)
+        asked = load(self.client, self.pipelines, self.caller_of(request))
+        document, found = await asyncio.gather(self._report(), asked)
+        return json_response(document | found, status=200 if document["ready"] else 503)
 
     async def _ping(self, request: web.Request) -> web.Response:
         if request.method not in ("GET", "HEAD", "POST"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateways.http import KEY_NAME, REQUEST_ID, EventStream, HttpOptions, read_json
+from gateways.http import REQUEST_ID, EventStream, HttpOptions, Terms, read_json, terms_of
 from gateways.openai_chat_answer import Answer, AudioDelta, ChunkWriter, Ends, render_blocking
 from gateways.openai_chat_body import MESSAGES, Chat, parse
 from gateways.problems import Problem
@@ -68,7 +68,7 @@ class ChatRoute:
         if "X-Request-Id" not in request.headers and chat.id_suffix is not None:
             request[REQUEST_ID] = chat.id_suffix
         try:
-            async with await self._submit(chat, request[KEY_NAME]) as call:
+            async with await self._submit(chat, terms_of(request)) as call:
                 await call.send(MESSAGES, Json({"messages": chat.messages}))
                 call.finish(MESSAGES)
                 if chat.is_streamed:
@@ -77,9 +77,10 @@ class ChatRoute:
         except BadInput as error:
             raise _renamed(error, chat.pipeline) from error
 
-    async def _submit(self, chat: Chat, key: str) -> Request:
+    async def _submit(self, chat: Chat, terms: Terms) -> Request:
+        pipeline = chat.pipeline.name
         try:
-            return await self._client.submit(chat.pipeline.name, chat.outputs, chat.params, key=key)
+            return await self._client.submit(pipeline, chat.outputs, chat.params, priority=chat.priority, **terms)
         except asyncio.CancelledError:
             # Either the client is gone and this task is cancelled, or the request was cancelled while it was queued.
             task = asyncio.current_task()

@@ -100,6 +100,12 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
 
 
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's field, looked for in ``extra_body`` too: lower numbers go first."""
+
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="an integer from -1000 to 1000")] | None = None
+
+
 class _StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: _Bool = False
 
@@ -136,7 +142,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_token_ids": ((False,), "false"),
     "return_prompt_text": ((False,), "false"),
     "return_stage_metrics": ((False,), "false"),
-    "priority": ((0,), "0"),
     "ref_audio": ((), "null"),
     "ref_text": ((), "null"),
     "additional_information": (({},), "an empty object"),
@@ -157,6 +162,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     has_usage_chunk: bool
     audio_format: Format
     id_suffix: str | None
+    priority: int = 0
+    """The bus's: higher goes first."""
 
 
 def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
@@ -185,7 +192,13 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Chat:
         has_usage_chunk=_has_usage_chunk(fields),
         audio_format=audio.format,
         id_suffix=fields.request_id,
+        priority=_priority(body, fields.extra_body),
     )
+
+
+def _priority(body: dict[str, Any], extra_body: dict[str, Any]) -> int:
+    given = [read_fields(_Order, body).priority, read_fields(_Order, extra_body, prefix="extra_body.").priority]
+    return -next((priority for priority in given if priority is not None), 0)
 
 
 def _refuse_unhonoured(body: dict[str, Any], prefix: str = "") -> None:

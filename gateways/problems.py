@@ -17,6 +17,7 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     OmniBusError,
+    QuotaExceeded,
     Refused,
     RequestCancelled,
     StageFailed,
@@ -31,6 +32,7 @@ TYPES: dict[int, str] = {
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     417: "ExpectationFailedError",
+    429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
@@ -89,6 +91,8 @@ def to_problem(error: Exception) -> Problem:
             return error
         case BadInput():
             return Problem(400, scrub(error.message), param=error.field or None)
+        case QuotaExceeded():
+            return Problem(429, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case Refused():
             return Problem(503, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case DeadlineExceeded():

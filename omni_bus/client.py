@@ -25,7 +25,7 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable
+from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable, from_info
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
+    from omni_bus.wire.payloads import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +115,7 @@ class Request:
             event = self._writable.setdefault(port, asyncio.Event())
             event.clear()
             await event.wait()
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def finish(self, port: str) -> None:
         """End an input port."""
@@ -136,8 +136,7 @@ class Request:
             self._client.perform(self._client.core.consume(self.id, item.port, item.payload))
         while not self._events:
             if self._is_over:
-                if self._error is not None:
-                    raise self._error
+                self._raise_error()
                 raise StopAsyncIteration
             self._has_event.clear()
             await self._has_event.wait()
@@ -159,9 +158,9 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, or a stage is missing.
+            Refused: no capacity, a limit of the caller's own, or a stage is missing.
             BadInput: the pipeline or an output is unknown.
-            DeadlineExceeded: the time limit passed while it waited.
+            DeadlineExceeded: the time limit passed while it waited, or certainly would.
             RequestCancelled: somebody else cancelled it, or the client closed.
         """
         try:
@@ -190,6 +189,15 @@ class Request:
     def on_ended(self, error: OmniBusError | None) -> None:
         """It is over."""
         self._end(error)
+
+    def _raise_error(self) -> None:
+        """Raise what the request ended with, if it did badly.
+
+        A new one each time: a traceback holds its callers' variables, their last payload among them, and kept here it
+        would hold them, and another actor's memory, until a garbage collection.
+        """
+        if self._error is not None:
+            raise from_info(self._error.to_info())
 
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
@@ -288,6 +296,7 @@ class BusClient:
         timeout_s: float | None = None,
         key: str = "",
         trace: str = "",
+        input_bytes: int = 0,
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -295,17 +304,18 @@ class BusClient:
             pipeline: the pipeline's name.
             outputs: wanted output ports; all when empty.
             params: parameters by stage name.
-            priority: higher goes first.
+            priority: higher goes first, whatever waits below it.
             timeout_s: the request's time limit from now.
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
+            input_bytes: what is held for the request until it is admitted.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
-        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace)
+        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
         return request
@@ -334,6 +344,18 @@ class BusClient:
             is_settled: all that it sent has arrived.
         """
         self.perform(self._member.lost(peer, is_settled=is_settled))
+
+    def allocate(self, num_bytes: int) -> Blob:
+        """Return writable memory for an input of so many bytes, from any thread.
+
+        A large payload made in it reaches stages of the same host without a copy: write it, send it with this `Blob`,
+        and write no more. What it holds at first is undefined. It is taken back when no view of it is left, sent or
+        not.
+
+        Raises:
+            ValueError: `num_bytes` is negative.
+        """
+        return self._driver.allocate(num_bytes)
 
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""

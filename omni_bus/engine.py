@@ -19,7 +19,7 @@ import msgspec
 
 from omni_bus.ids import RequestId
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Payload
+from omni_bus.wire.payloads import Blob, Payload, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Report: TypeAlias = Callable[[str, float], None]
 """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
+
+Allocate: TypeAlias = Callable[[int], Blob]
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +43,14 @@ class Context(msgspec.Struct, frozen=True):
     replica: int
     num_threads: int
     cache_dir: str
+    allocate: Allocate = ordinary_memory
+    """Returns writable memory for a payload of so many bytes, from any thread.
+
+    Large payloads that are made in it reach stages and clients of the same host without a copy. Write `Blob.view`, or
+    an array over all of it, then emit the payload with that `Blob`; to several ports if need be. From then on nobody
+    may write there: readers see the same memory. What the memory holds at first is undefined. It is taken back when no
+    view of it is left, sent or not, so an engine has nothing to give back when a request is cancelled.
+    """
 
 
 class EngineRequest(msgspec.Struct, frozen=True):

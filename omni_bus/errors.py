@@ -10,6 +10,7 @@
     ├── BadFrame            the peer's fault: bytes or a frame that break the protocol
     ├── Refused             capacity: nothing wrong with the request, try again after `retry_after_s`
     │   ├── Overloaded      the queue is full
+    │   ├── QuotaExceeded   the caller's own limit or rate
     │   └── Unavailable     a needed stage is not there (starting, lost, draining)
     ├── DeadlineExceeded    the request's own time limit passed
     ├── RequestCancelled    somebody asked for it to end
@@ -114,6 +115,12 @@ class Overloaded(Refused):
     code = "overloaded"
 
 
+class QuotaExceeded(Refused):
+    """The caller is at a limit of its own, whatever capacity there is."""
+
+    code = "quota_exceeded"
+
+
 class Unavailable(Refused):
     """A stage that the request needs has no live replica."""
 
@@ -159,6 +166,7 @@ _BY_CODE: dict[str, type[OmniBusError]] = {
         BadFrame,
         Refused,
         Overloaded,
+        QuotaExceeded,
         Unavailable,
         DeadlineExceeded,
         RequestCancelled,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from http import HTTPStatus
 
     from omni_bus.client import BusClient
+    from omni_bus.config.schema import CallerConfig
     from omni_bus.core.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
@@ -53,18 +54,26 @@ class Gateway(ABC):
         client: the connection to the bus.
         pipelines: the pipelines to serve, by name; each passed `can_serve`.
         name: the table's name.
+        callers: the deployment's ``[callers.NAME]`` tables: whose API keys are whose.
     """
 
     Options: ClassVar[type[msgspec.Struct]]
     """The gateway's own keys; refuses unknown ones."""
 
     def __init__(
-        self, options: Any, client: BusClient, pipelines: Mapping[str, Pipeline], *, name: str = "gateway"
+        self,
+        options: Any,
+        client: BusClient,
+        pipelines: Mapping[str, Pipeline],
+        *,
+        name: str = "gateway",
+        callers: Mapping[str, CallerConfig] | None = None,
     ) -> None:
         self.options = options
         self.client = client
         self.pipelines = dict(pipelines)
         self.name = name
+        self.callers = dict(callers or {})
         self.is_draining = False
         """Set once: open responses go on, new requests are refused, health says so."""
 

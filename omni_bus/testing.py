@@ -17,7 +17,7 @@ from omni_bus.engine import Context, Engine, EngineRequest, Failure, Finished, I
 from omni_bus.errors import ConfigError, OmniBusError
 from omni_bus.wire import payloads
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Payload, Text, kind_of
+from omni_bus.wire.payloads import Audio, Blob, Payload, Text, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -41,8 +41,12 @@ class ContractBroken(AssertionError):
 
 
 def make_context(*, num_threads: int = 1, cache_dir: str = "") -> Context:
-    """Return what a stage process would tell its engine; caches go to the temporary folder unless told otherwise."""
-    return Context(stage="test", replica=0, num_threads=num_threads, cache_dir=cache_dir or tempfile.gettempdir())
+    """Return what a stage process would tell its engine; caches go to the temporary folder unless told otherwise.
+
+    The memory that it allocates is full of rubbish, as shared memory that was used before is.
+    """
+    cache_dir = cache_dir or tempfile.gettempdir()
+    return Context("test", 0, num_threads, cache_dir, allocate=lambda num_bytes: Blob(bytearray(b"\xa5" * num_bytes)))
 
 
 def build_engine(engine_class: type[EngineT], options: Mapping[str, Any] | None = None, **context: Any) -> EngineT:

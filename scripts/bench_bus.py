@@ -9,8 +9,7 @@ Ways of carrying the same encoded frame (a `Chunk` with a short `Text`):
 - asyncio: `zmq.asyncio` under asyncio, its own loop's `await recv_multipart`; nothing encoded or decoded.
 
 The ways take turns, `--rounds` times, so that a disturbance hits all of them; medians and best values are printed,
-then ratios of medians and the median of each round's own ratio. Run: ``python scripts/bench_bus.py [--quick]
-[--seconds S] [--rounds N]``
+then the median of each round's own ratio. Run: ``python scripts/bench_bus.py [--quick] [--seconds S] [--rounds N]``
 """
 
 from __future__ import annotations
@@ -18,10 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import os
-import platform
-import statistics
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +25,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+import measured
 from omni_bus.bus.inbox import Inbox
 from omni_bus.bus.outbox import BacklogLimits, Outbox
 from omni_bus.ids import Peer, Sender
@@ -291,19 +287,18 @@ def measure(way: str, folder: str, *, is_echo: bool, count: int) -> float:
         process.kill()
 
 
-def table(title: str, unit: str, results: dict[str, list[float]], *, is_less_better: bool) -> None:
+def table(title: str, results: dict[str, list[float]], best: Callable[[list[float]], float]) -> None:
     """Print median and best of each way."""
-    print(f"\n{title} ({unit})\n  {'way':<16}{'median':>12}{'best':>12}")
-    for way, values in results.items():
-        best = min(values) if is_less_better else max(values)
-        print(f"  {way:<16}{statistics.median(values):>12,.1f}{best:>12,.1f}")
+    rows: dict[str, list[float | str]] = {
+        way: [measured.median(values), best(values)] for way, values in results.items()
+    }
+    measured.table(title, ("median", "best"), rows)
 
 
-def ratio(what: str, results: dict[str, list[float]], way: str, aim: str) -> None:
-    """Print ours over `way`: of the medians, and the median over rounds."""
-    of_medians = statistics.median(results["ours"]) / statistics.median(results[way])
-    by_round = statistics.median(a / b for a, b in zip(results["ours"], results[way], strict=True))
-    print(f"  {what} ours / {way:<16}{of_medians:>6.2f}   by round {by_round:>6.2f}   {aim}")
+def ratio(what: str, results: dict[str, list[float]], way: str, aim: str = "", key: str = "") -> None:
+    """Print ours over `way`: the median of each round's own ratio."""
+    by_round = measured.median(a / b for a, b in zip(results["ours"], results[way], strict=True))
+    measured.ratio(f"{what}, ours / {way}", by_round, aim, key=key)
 
 
 def main() -> None:
@@ -311,16 +306,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=1.0, help="about how long one measurement takes (default 1)")
     options.add_argument("--rounds", type=int, default=9, help="how often each way is measured (default 9)")
+    options.add_argument("--json", help="also write every number to this file")
     options.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures nothing")
     args = options.parse_args()
     seconds, rounds = (0.02, 1) if args.quick else (args.seconds, args.rounds)
     trips, frames = max(50, int(5000 * seconds)), max(200, int(80_000 * seconds))
-    print(f"command: python {' '.join(sys.argv)}")
-    print(
-        f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
-        f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}, uvloop {uvloop.__version__}; "
-        f"load {os.getloadavg()[0]:.1f}"
-    )
+    measured.header()
     print(f"{rounds} rounds, each way in turn: {trips} round trips, {frames} frames one way, over ipc://")
     latency: dict[str, list[float]] = {way: [] for way in WAYS}
     rate: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -329,15 +320,16 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 latency[way].append(measure(way, folder, is_echo=True, count=trips))
                 rate[way].append(measure(way, folder, is_echo=False, count=frames))
-    table("round trip", "microseconds, less is better", latency, is_less_better=True)
-    table("one way", "frames per second, more is better", rate, is_less_better=False)
+    table("round trip (microseconds, less is better)", latency, min)
+    table("one way (frames per second, more is better)", rate, max)
     print("\nratios")
-    ratio("round trip", latency, "asyncio", "aim: at most 1.0")
-    ratio("round trip", latency, "blocking", "")
-    ratio("round trip", latency, "blocking+codec", "")
-    ratio("rate      ", rate, "blocking", "aim: at least 0.7")
-    ratio("rate      ", rate, "blocking+codec", "")
-    ratio("rate      ", rate, "asyncio", "")
+    ratio("round trip", latency, "asyncio", "aim: at most 0.8", key="bus_round_trip")
+    ratio("round trip", latency, "blocking")
+    ratio("round trip", latency, "blocking+codec")
+    ratio("rate one way", rate, "blocking")
+    ratio("rate one way", rate, "blocking+codec", "aim: at least 0.85", key="bus_rate")
+    ratio("rate one way", rate, "asyncio")
+    measured.write_json(args.json, {"round_trip_us": latency, "frames_per_s": rate})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Video: 8 MiB frames as fast as a window of two frames allows, each consumed at o
 with all bytes in messages over ipc, and in messages over tcp (as between hosts, here on loopback).
 
 Printed: p50, p99 and worst audio latency, alone and beside video, medians over rounds, and the best round's p99; the
-video's rate; and added p99, the median over rounds of each round's difference.
+video's rate; the p99 beside video, whose bound is the length of one chunk; and what video added to it, the median over
+rounds of each round's difference.
 
 Run: ``python scripts/bench_link.py [--quick] [--rounds N] [--seconds S]``
 """
@@ -18,17 +19,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import os
-import platform
-import statistics
-import sys
 import tempfile
 import time
 from typing import Any
 
 import uvloop
-import zmq
 
+import measured
 from omni_bus.bus.arena import ArenaLimits
 from omni_bus.bus.link import Link
 from omni_bus.ids import Peer, Sender
@@ -43,6 +40,8 @@ SOUND = Blob(bytes(960))
 NUM_STREAMS = 5
 INTERVAL_S = 0.02 / NUM_STREAMS
 WINDOW = 2
+BOUND = "aim: at most 20"
+"""Milliseconds: one audio chunk. A player that holds one chunk never runs dry."""
 LINKS = {"ipc, arena": ("ipc", ArenaLimits()), "ipc, inline": ("ipc", ArenaLimits(0)), "tcp": ("tcp", ArenaLimits())}
 
 
@@ -153,14 +152,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5, help="how often each link is measured (default 5)")
     options.add_argument("--seconds", type=float, default=5.0, help="length of one measurement (default 5)")
+    options.add_argument("--json", help="also write every number to this file")
     options.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures nothing")
     args = options.parse_args()
     rounds, seconds = (1, 0.2) if args.quick else (args.rounds, args.seconds)
-    print(f"command: python {' '.join(sys.argv)}")
-    print(
-        f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
-        f"pyzmq {zmq.__version__}, uvloop {uvloop.__version__}; load {os.getloadavg()[0]:.1f}"
-    )
+    measured.header()
     print(f"{rounds} rounds, each link in turn, alone and beside video, {seconds:g} s each")
     cases = [(name, has_video) for name in LINKS for has_video in (False, True)]
     results: dict[tuple[str, bool], list[tuple[list[float], float]]] = {case: [] for case in cases}
@@ -169,15 +165,29 @@ def main() -> None:
             results[name, has_video].append(measure(name, seconds=seconds, has_video=has_video))
     print(f"\n{'audio latency, ms':<28}{'p50':>9}{'p99':>9}{'worst':>9}{'best p99':>10}{'video frames/s':>17}")
     for (name, has_video), runs in results.items():
-        medians = [statistics.median(percentile(latencies, p) for latencies, _ in runs) for p in (50, 99, 100)]
+        medians = [measured.median(percentile(latencies, p) for latencies, _ in runs) for p in (50, 99, 100)]
         row = f"{name + (', beside video' if has_video else ', alone'):<28}" + "".join(f"{ms:>9.2f}" for ms in medians)
         row += f"{min(percentile(latencies, 99) for latencies, _ in runs):>10.2f}"
-        print(row + (f"{statistics.median(rate for _, rate in runs):>17.0f}" if has_video else ""))
-    print("\nadded by video to the audio's p99, ms")
+        print(row + (f"{measured.median(rate for _, rate in runs):>17.0f}" if has_video else ""))
+    print("\nratios")
     for name in LINKS:
         pairs = zip(results[name, True], results[name, False], strict=True)
         added = [percentile(beside[0], 99) - percentile(alone[0], 99) for beside, alone in pairs]
-        print(f"  {name:<26}{statistics.median(added):>9.2f}")
+        beside_video = measured.median(percentile(latencies, 99) for latencies, _ in results[name, True])
+        measured.ratio(f"p99 of audio beside video, ms, {name}", beside_video, BOUND, key=f"audio_{name}")
+        measured.ratio(f"added by video to the audio's p99, ms, {name}", measured.median(added))
+    measured.write_json(
+        args.json,
+        {
+            "p99_ms": {
+                name: [
+                    {"alone": percentile(alone[0], 99), "beside_video": percentile(beside[0], 99)}
+                    for alone, beside in zip(results[name, False], results[name, True], strict=True)
+                ]
+                for name in LINKS
+            }
+        },
+    )
 
 
 if __name__ == "__main__":

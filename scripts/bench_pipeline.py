@@ -268,12 +268,13 @@ def report(windows: dict[str, dict[int, list[Window]]], frames: dict[int, float]
         low, high = 10, max(by_concurrency)
         by_round = [a.cpu_s / b.cpu_s for a, b in zip(by_concurrency[high], by_concurrency[low], strict=True)]
         what = f"CPU per chunk, {high} requests / {low}, {name.replace('_', ' ')}"
-        measured.ratio(what, measured.median(by_round), "aim: at most 1.2")
+        measured.ratio(what, measured.median(by_round), "aim: at most 1.2", key=f"cpu_{name}")
     short, long = frames
-    measured.ratio(f"coordinator frames per request of {short} chunk, in and out", frames[short], "aim: at most 6")
     measured.ratio(
-        f"coordinator frames per request of {long} chunks / of {short}", frames[long] / frames[short], "aim: 1.0"
+        f"coordinator frames per request of {short} chunk, in and out", frames[short], "aim: at most 6", key="frames"
     )
+    what = f"coordinator frames per request of {long} chunks / of {short}"
+    measured.ratio(what, frames[long] / frames[short], "aim: 1.0", key="frames_long")
 
 
 def main() -> None:

@@ -7,6 +7,10 @@ at its last element. One tensor at a time; the sender goes on when the receiver 
 - ours: `Link` to `Link`, through the shared-memory arena (one copy, into it);
 - ours in place: the same, with the tensor written in the arena from the beginning (`Link.allocate`), so not copied;
 - ours inline: the same with the arena switched off;
+- stage in place: from an engine that makes it in memory of its `Context.allocate`, to a `BusClient`;
+- client in place: from a `BusClient` that makes it in its own `allocate`, to an engine; both in a deployment of real
+  processes, with flow control and all checks;
+- stage, client: the same with a tensor that lay elsewhere, and is copied once;
 - zeromq: DEALER to ROUTER of bare blocking pyzmq, `copy=False` at both ends, `numpy.frombuffer`;
 - mp.Queue: `multiprocessing.Queue`, which pickles;
 - ray: an actor's method called with the array (object store, read without a copy);
@@ -25,12 +29,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import multiprocessing
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,12 +42,15 @@ import numpy as np
 import uvloop
 import zmq
 
+import measured
+import stamped
 from omni_bus.bus.arena import ArenaLimits
 from omni_bus.bus.link import Link
+from omni_bus.client import Item
 from omni_bus.ids import Peer, Sender
 from omni_bus.wire.buffers import tensor, view
 from omni_bus.wire.frames import Chunk, Goodbye, Pong
-from omni_bus.wire.payloads import Text
+from omni_bus.wire.payloads import Blob, Json, Tensor, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,10 +168,92 @@ class OursInPlace(Ours):
     def send(self, array: Any) -> int:
         """Send."""
         blob = self.link.allocate(array.nbytes)
-        assert blob is not None
         made = np.frombuffer(blob.view, array.dtype)
         np.copyto(made, array)  # stands for the work that makes it, which every other way has behind it too
         return super().send(made)
+
+
+DEPLOYED = """
+heartbeat_s = 600  # other ways block this process for seconds
+
+[stages.source]
+adapter = "stamped:TensorSource"
+[stages.sink]
+adapter = "stamped:TensorSink"
+
+[pipelines.source]
+edges = ["in.ask -> source.ask", "source.tensor -> out.tensor"]
+[pipelines.sink]
+edges = ["in.tensor -> sink.tensor", "sink.came -> out.came"]
+"""
+
+
+class Deployed(Way):
+    """A request that stays open between a client and a stage of a running deployment.
+
+    Args:
+        pipeline: where the tensor is made: at the ``source``, which is a stage, or here, for the ``sink``.
+        is_in_place: whether it is made in shared memory.
+    """
+
+    def __init__(self, pipeline: str, *, is_in_place: bool) -> None:
+        self.pipeline = pipeline
+        self.is_in_place = is_in_place
+        self.own: dict[int, Any] = {}
+        self.loop = uvloop.new_event_loop()
+        self.stack = contextlib.ExitStack()
+        self.deployment = self.stack.enter_context(measured.Deployment(DEPLOYED))
+        self.loop.run_until_complete(self.open())
+
+    async def open(self) -> None:
+        """Open the request."""
+        self.client = await self.deployment.client()
+        self.request = await self.client.submit(self.pipeline)
+
+    def send(self, array: Any) -> int:
+        """Send."""
+        return self.loop.run_until_complete(
+            self.from_stage(array) if self.pipeline == "source" else self.to_stage(array)
+        )
+
+    async def from_stage(self, array: Any) -> int:
+        """Ask a stage for a tensor of that size; return how long it was on its way."""
+        await self.request.send("ask", Json({"num_bytes": array.nbytes, "is_in_place": self.is_in_place}))
+        item = await anext(self.request)
+        assert isinstance(item, Item)
+        assert isinstance(item.payload, Tensor)
+        came = view(item.payload)
+        assert came[-1] >= 0
+        return now_ns() - int.from_bytes(item.payload.data.view[: stamped.STAMP_BYTES], "little")
+
+    async def to_stage(self, array: Any) -> int:
+        """Send a tensor to a stage."""
+        if self.is_in_place:
+            blob = self.client.allocate(array.nbytes)
+        else:
+            own = self.own.setdefault(array.nbytes, np.empty_like(array))
+            blob = Blob(own.data)
+        np.copyto(np.frombuffer(blob.view, np.uint8), array)  # stands for the work that makes it
+        begun = now_ns()
+        await self.request.send("tensor", Tensor("uint8", array.shape, blob))
+        del blob
+        item = await anext(self.request)
+        assert isinstance(item, Item)
+        assert isinstance(item.payload, Json)
+        return item.payload.value - begun
+
+    def call(self) -> int:
+        """Send one byte."""
+        begun = now_ns()
+        self.send(np.zeros(stamped.STAMP_BYTES, np.uint8))
+        return now_ns() - begun
+
+    def close(self) -> None:
+        """Close."""
+        self.request.cancel()
+        self.loop.run_until_complete(self.client.close())
+        self.loop.close()
+        self.stack.close()
 
 
 # --- bare ZeroMQ and the standard library ---------------------------------------------------------------------
@@ -308,13 +396,15 @@ class Xoscar(Way):
 
     async def open(self) -> None:
         """Make the pool and the actor."""
-        import bench_xoscar_actor
         import xoscar  # pyright: ignore[reportMissingImports]
 
+        import xoscar_actors
+
+        xoscar_actors.share_path()
         self.pool: Any = await xoscar.create_actor_pool("127.0.0.1:0", n_process=1)
         address = list(self.pool._config.get_process_indexes())  # noqa: SLF001 (it has no public way to name a process)
         far_address = self.pool._config.get_pool_config(address[-1])["external_address"][0]  # noqa: SLF001
-        self.far: Any = await xoscar.create_actor(bench_xoscar_actor.Far, address=far_address)
+        self.far: Any = await xoscar.create_actor(xoscar_actors.Far, address=far_address)
         await self.far.take("hello")
 
     def send(self, array: Any) -> int:
@@ -340,11 +430,21 @@ WAYS: dict[str, Callable[[], Way]] = {
     "ours": Ours,
     "ours in place": OursInPlace,
     "ours inline": lambda: Ours(has_arena=False),
+    "stage in place": lambda: Deployed("source", is_in_place=True),
+    "client in place": lambda: Deployed("sink", is_in_place=True),
+    "stage": lambda: Deployed("source", is_in_place=False),
+    "client": lambda: Deployed("sink", is_in_place=False),
     "zeromq": ZeroMQ,
     "mp.Queue": MpQueue,
     "ray": Ray,
     "xoscar": Xoscar,
 }
+
+FOREIGN = frozenset({"ray", "xoscar"})
+"""Measured where they are installed."""
+
+MAX_BYTES = {"mp.Queue": 8 * MIB, "xoscar": 8 * MIB, "ours inline": 8 * MIB, "zeromq": 8 * MIB}
+"""Ways that copy so much that larger tensors say nothing new and take most of the time."""
 
 
 # --- the run --------------------------------------------------------------------------------------------------
@@ -374,7 +474,7 @@ def open_ways(names: list[str]) -> dict[str, Way]:
     """Open what is there; say what is not."""
     ways: dict[str, Way] = {}
     for name in names:
-        if name in {"ray", "xoscar"} and importlib.util.find_spec(name) is None:
+        if name in FOREIGN and importlib.util.find_spec(name) is None:
             print(f"{name}: not installed, not measured")
             continue
         ways[name] = WAYS[name]()
@@ -387,10 +487,10 @@ def table(size: int, results: dict[str, list[float]]) -> None:
     title = f"{size / MIB:g} MiB" if size >= MIB else f"{size / KIB:g} KiB"
     head = "" if copies is None else f"{'/ copyto':>10}{'/ paced':>10}"
     print(f"\n{title if size else 'a call with a short text, there and back'}")
-    print(f"  {'way':<14}{'median us':>12}{'best us':>12}{head}{'/ ours':>10}")
+    print(f"  {'way':<17}{'median us':>12}{'best us':>12}{head}{'/ ours':>10}")
     for way, values in results.items():
         by_copy = "" if copies is None else f"{ratio(values, copies):>10.2f}{ratio(values, paced or copies):>10.2f}"
-        row = f"  {way:<14}{statistics.median(values):>12,.1f}{min(values):>12,.1f}{by_copy}"
+        row = f"  {way:<17}{statistics.median(values):>12,.1f}{min(values):>12,.1f}{by_copy}"
         print(f"{row}{ratio(values, ours):>10.2f}", flush=True)
 
 
@@ -406,37 +506,53 @@ def main() -> None:
     options.add_argument("--count", type=int, default=20, help="tensors of one measurement (default 20)")
     options.add_argument("--sizes", default=f"{64 * KIB},{MIB},{8 * MIB},{64 * MIB}", help="bytes, by commas")
     options.add_argument("--ways", default=",".join(WAYS), help="which ways, by commas")
+    options.add_argument("--json", help="also write every number to this file")
     options.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures nothing")
     args = options.parse_args()
     rounds, count = (1, 2) if args.quick else (args.rounds, args.count)
     sizes = [64 * KIB, MIB] if args.quick else [int(size) for size in args.sizes.split(",")]
-    print(f"command: python {' '.join(sys.argv)}")
-    print(
-        f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, pyzmq {zmq.__version__}; load {os.getloadavg()[0]:.1f}"
-    )
+    measured.header()
     print(f"{rounds} rounds, each way in turn, {count} tensors each")
-    ways = open_ways(
-        ["ours", "ours in place", "ours inline", "zeromq", "mp.Queue"] if args.quick else args.ways.split(",")
-    )
+    ways = open_ways([name for name in args.ways.split(",") if not args.quick or name not in FOREIGN])
     calls: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             calls[name].append(median_us(way.call, count * 10))
     table(0, calls)
+    found: dict[int, dict[str, list[float]]] = {}
     for size in sizes:
         source = np.arange(size, dtype=np.uint64).astype(np.uint8) if size < 16 * MIB else np.ones(size, np.uint8)
         target = np.zeros(size, np.uint8)
-        results: dict[str, list[float]] = {"copyto": [], "copyto, paced": [], **{name: [] for name in ways}}
+        shown = {name: way for name, way in ways.items() if size <= MAX_BYTES.get(name, size)}
+        results = found[size] = {"copyto": [], "copyto, paced": [], **{name: [] for name in shown}}
         for _ in range(rounds):
             results["copyto"].append(median_us(lambda: copy_ns(source, target), count))  # noqa: B023 (called here)
             paced = median_us(lambda: paced_copy_ns(ways["ours"], source, target), count)  # noqa: B023 (called here)
             results["copyto, paced"].append(paced)
-            for name, way in ways.items():
+            for name, way in shown.items():
                 results[name].append(median_us(lambda: way.send(source), count))  # noqa: B023 (called here)
         table(size, results)
     for way in ways.values():
         way.close()
+    report(found.get(8 * MIB) or found[max(found)])
+    measured.write_json(args.json, {"call_us": calls, "us": {str(size): results for size, results in found.items()}})
+
+
+def report(results: dict[str, list[float]]) -> None:
+    """Print the ratios of one size, 8 MiB if it was measured."""
+    print("\nratios")
+    for way in ("stage in place", "client in place", "ours in place"):
+        if way in results:
+            key = "tensor_" + way.replace(" ", "_")
+            measured.ratio(f"{way} / one copy", ratio(results[way], results["copyto"]), "aim: at most 1.5", key=key)
+    for way in ("stage", "client", "ours"):
+        if way in results:
+            what, copied = f"{way}, copied once / one copy", ratio(results[way], results["copyto"])
+            measured.ratio(what, copied, key=f"tensor_{way}")
+    for way in ("ray", "mp.Queue", "zeromq", "xoscar"):
+        if way in results:
+            aim = "aim: at least 5" if way in {"ray", "mp.Queue"} else ""
+            measured.ratio(f"{way} / ours, copied once", ratio(results[way], results["ours"]), aim, key=f"tensor_{way}")
 
 
 if __name__ == "__main__":

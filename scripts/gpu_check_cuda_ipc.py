@@ -2,10 +2,11 @@
 # A check of what siblings must not use; each `do_` method is an order of the checks; it needs torch anyway.
 """Device tensors between real processes on one GPU: are they right, is nothing copied or leaked, and how fast is it.
 
-Needs one NVIDIA GPU and torch with CUDA. Starts receivers and senders as processes of their own, each with a real
-`Link`, prints one line a check and the medians of alternated timings, and ends with 1 if anything is wrong.
+Needs one NVIDIA GPU and torch with CUDA; with two, `gpu_check_two_devices` follows. Starts receivers and senders as
+processes of their own, each with a real `Link`, prints one line a check and the medians of alternated timings, and ends
+with 1 if anything is wrong. Besides torch: numpy, pyzmq, msgspec, uvloop; nothing is installed.
 
-    python3 scripts/gpu_check_cuda_ipc.py [--repeats 60]
+    PYTHONPATH=. python3 scripts/gpu_check_cuda_ipc.py [--repeats 60]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
@@ -37,6 +38,9 @@ from omni_bus.wire.buffers import from_torch, to_torch
 from omni_bus.wire.device import LocalDeviceBlob
 from omni_bus.wire.frames import Chunk, MappedDevice
 from omni_bus.wire.payloads import Json, Tensor, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 MIB = 1 << 20
 LIMIT_S = 30
@@ -59,7 +63,7 @@ VARIANTS = {
 
 
 def pattern(name: str, seed: int, num_bytes: int) -> torch.Tensor:
-    """Return a tensor on the GPU that both sides can make."""
+    """Return a tensor on the current GPU that both sides can make."""
     dtype = getattr(torch, name)
     indices = torch.arange(num_bytes // dtype.itemsize, device="cuda")
     if dtype == torch.int64:
@@ -153,8 +157,9 @@ class Receiver:
         """Let go of a tensor while our GPU has yet to read it."""
         assert isinstance(frame.payload, Tensor)
         tensor = to_torch(frame.payload)
-        sleep_on_gpu(1.0)
-        self.total = tensor.double().mean()
+        with torch.cuda.device(tensor.device):
+            sleep_on_gpu(1.0)
+        self.total = tensor.to("cuda").double().mean()
         return {}
 
     def do_total(self, frame: Chunk) -> dict[str, Any]:
@@ -174,7 +179,8 @@ class Receiver:
         return {}
 
 
-async def receive(directory: str, name: str) -> None:
+async def receive(directory: str, name: str, device: str) -> None:
+    torch.cuda.set_device(int(device))
     torch.zeros(1, device="cuda")
     receiver = Receiver(directory, name)
     print(msgspec.json.encode(receiver.link.me).decode(), flush=True)
@@ -183,8 +189,8 @@ async def receive(directory: str, name: str) -> None:
     await receiver.link.close(1.0)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
+def start(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, env=environ)
     CHILDREN.append(process)
     return process
 
@@ -195,10 +201,10 @@ def kill(process: subprocess.Popen[Any]) -> None:
 
 
 class Other:
-    """A receiver's process, as the sender sees it."""
+    """A receiver's process, as the sender sees it; on one of the devices that it sees."""
 
-    def __init__(self, directory: str, name: str) -> None:
-        self.process = start("--receive", directory, name)
+    def __init__(self, directory: str, name: str, device: int = 0, environ: dict[str, str] | None = None) -> None:
+        self.process = start("--receive", directory, name, str(device), environ=environ)
         assert self.process.stdout is not None
         self.peer = msgspec.json.decode(self.process.stdout.readline(), type=Peer)
 
@@ -232,7 +238,7 @@ class Asker:
             await self.ask(peer, "time", from_torch(torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")))
 
     def cuda(self) -> Any:
-        return self.link.statistics().cuda[0]
+        return self.link.statistics().cuda[torch.cuda.current_device()]
 
 
 def remains(pid: int) -> list[str]:
@@ -446,8 +452,8 @@ async def check_references(report: Report, asker: Asker, peer: Peer) -> None:
     print(f"     {asker.cuda()}")
 
 
-async def check_killed_reader(report: Report, asker: Asker, directory: str) -> None:
-    other = Other(directory, "victim")
+async def check_killed_reader(report: Report, asker: Asker, directory: str, device: int = 0) -> None:
+    other = Other(directory, "victim", device)
     await asker.meet(other.peer)
     for _ in range(3):
         await asker.ask(other.peer, "hold", from_torch(torch.ones(8 * MIB, dtype=torch.uint8, device="cuda")))
@@ -591,8 +597,34 @@ async def main(num_repeats: int) -> int:
             os.listdir(SHM),
         )
         await check_killed_sender(report, directory)
+    if torch.cuda.device_count() > 1:
+        check_two_devices(report, num_repeats)
+    else:
+        print("     between two devices: skipped, one is visible")
     print(f"{report.failed} wrong", flush=True)
     return report.failed
+
+
+def check_two_devices(report: Report, num_repeats: int) -> None:
+    """Run the checks between two devices, in a process that knows nothing of the ones before."""
+    script = os.path.join(os.path.dirname(__file__), "gpu_check_two_devices.py")
+    done = subprocess.run([sys.executable, script, "--repeats", str(num_repeats)], check=False)
+    report.check("everything is right between two devices", done.returncode == 0, f"exit code {done.returncode}")
+
+
+def run_and_exit(checks: Callable[[int], Coroutine[Any, Any, int]]) -> NoReturn:
+    """Run checks with the repeats that the command line says; end with 1 if anything is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=60)
+    failed = 1
+    try:
+        failed = uvloop.run(checks(parser.parse_args().repeats))
+    except BaseException:  # noqa: BLE001 (told, and then the children end)
+        traceback.print_exc()
+    for child in CHILDREN:
+        child.kill()
+    sys.stdout.flush()
+    os._exit(1 if failed else 0)  # a stream that waits for a dead process would keep a plain exit from ending
 
 
 if __name__ == "__main__":
@@ -602,14 +634,4 @@ if __name__ == "__main__":
         torch.zeros(1, device="cuda")
         uvloop.run(send_and_wait(*sys.argv[2:]))
     else:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--repeats", type=int, default=60)
-        failed = 1
-        try:
-            failed = uvloop.run(main(parser.parse_args().repeats))
-        except BaseException:  # noqa: BLE001 (told, and then the children end)
-            traceback.print_exc()
-        for child in CHILDREN:
-            child.kill()
-        sys.stdout.flush()
-        os._exit(1 if failed else 0)  # a stream that waits for a dead process would keep a plain exit from ending
+        run_and_exit(main)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import statistics
@@ -169,14 +172,34 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(listed) if listed else math.nan
 
 
+LIBRARIES = ("pyzmq", "msgspec", "numpy", "uvloop", "aiohttp", "ray", "xoscar")
+"""Whose versions matter, where they are installed."""
+
+
+def machine() -> str:
+    """Return what of the machine and its software can matter, and nothing that names it."""
+    about = dict(re.findall(r"^([^\t:\n]+)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    maker = " ".join(about.get("model name", platform.machine()).replace("(R)", "").split()[:2])
+    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
+    kernel = re.match(r"\d+(\.\d+)*", platform.release())
+    gibibytes = round(int(memory[1]) / 2**20) if memory else 0
+    return (
+        f"{os.cpu_count()} cores ({maker}), {gibibytes} GiB, Linux {kernel[0] if kernel else 'unknown'}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def versions() -> str:
+    """Return the versions of the libraries that are installed."""
+    found = {name: importlib.util.find_spec({"pyzmq": "zmq"}.get(name, name)) for name in LIBRARIES}
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name, spec in found.items() if spec is not None)
+
+
 def header() -> None:
     """Print the command and the machine."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ": unknown")
     print(f"command: python {' '.join(sys.argv)}")
-    print(
-        f"machine: {os.cpu_count()} cores, {model.partition(':')[2].strip()}, {platform.machine()}, "
-        f"Linux {platform.release()}, Python {platform.python_version()}; load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"machine: {machine()}; load {os.getloadavg()[0]:.1f}")
+    print(f"libraries: {versions()}")
     print(f"date: {time.strftime('%Y-%m-%d %H:%M')}")
 
 
@@ -191,12 +214,23 @@ def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float 
         print(f"  {name:<{first}}" + "".join(f"{v:>{width}}" for v, width in zip(row, widths, strict=True)))
 
 
-def ratio(what: str, value: float, aim: str = "") -> None:
-    """Print one ratio; `bench_all` reads these lines."""
+_ratios: list[dict[str, Any]] = []
+
+
+def ratio(what: str, value: float, aim: str = "", *, key: str = "") -> None:
+    """Print one ratio, and keep it for `write_json`.
+
+    Args:
+        what: which over which.
+        value: the ratio.
+        aim: what it should be, in words.
+        key: by which `bench_all` finds it for its table of aims.
+    """
+    _ratios.append({"what": what, "value": value, "aim": aim.removeprefix("aim: "), "key": key})
     print(f"  {what:<72}{value:>10.3f}   {aim}".rstrip())
 
 
 def write_json(path: str | None, results: Any) -> None:
-    """Write every number to a file, if one was asked for."""
+    """Write all ratios and every other number to a file, if one was asked for."""
     if path:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode({"ratios": _ratios, **results})))

@@ -1,4 +1,4 @@
-"""Engines for benchmarks: chunks that say when they were made, sources with a settable pace, and two stages to cross.
+"""Engines for benchmarks: chunks that say when they were made, sources with a settable pace, and stages to cross.
 
 A request's prompt holds two numbers in its last message: how many chunks to make, and the seconds between two of them
 (0: as fast as credit lets it). A chunk is a `Text` with the monotonic nanosecond of its making, which all processes of
@@ -28,8 +28,9 @@ from omni_bus.engine import (
     StreamingEngine,
 )
 from omni_bus.errors import BadInput
+from omni_bus.wire.buffers import view
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Json, Payload, Text
+from omni_bus.wire.payloads import Blob, Json, Payload, Tensor, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -43,6 +44,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 4096
     """Requests that run at once."""
+
+
+STAMP_BYTES = 8
 
 
 class Plan(NamedTuple):
@@ -215,3 +219,56 @@ class StepRelay(StepEngine):
         """Drop a request."""
         self._held.pop(request, None)
         self._ended.discard(request)
+
+
+class TensorSource(StreamingEngine):
+    """Sends a tensor of uint8 for each ``{"num_bytes": n, "is_in_place": b}``; its first eight bytes say when.
+
+    In place it is made in the memory that the stage allocates, otherwise in the engine's own.
+    """
+
+    accepts: ClassVar[dict[str, str]] = {"ask": "json"}
+    emits: ClassVar[dict[str, str]] = {"tensor": "tensor"}
+    Options = Options
+
+    def load(self, report: Report) -> None:
+        """Nothing is loaded."""
+        self._made: dict[int, Any] = {}
+        report("ready", 1.0)
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
+        """Make each, then tell the time, then let it go."""
+        import numpy as np
+
+        async for payload in inputs.port("ask"):
+            assert isinstance(payload, Json)
+            size = payload.value["num_bytes"]
+            if size not in self._made:
+                self._made[size] = np.arange(size, dtype=np.uint8), np.empty(size, np.uint8)
+            source, own = self._made[size]
+            blob = self.context.allocate(size) if payload.value["is_in_place"] else Blob(own.data)
+            np.copyto(np.frombuffer(blob.view, np.uint8), source)  # stands for the work that makes it
+            blob.view[:STAMP_BYTES] = time.monotonic_ns().to_bytes(STAMP_BYTES, "little")
+            yield "tensor", Tensor("uint8", (size,), blob)
+            del blob
+
+
+class TensorSink(StreamingEngine):
+    """Says when each tensor was there as an array."""
+
+    accepts: ClassVar[dict[str, str]] = {"tensor": "tensor"}
+    emits: ClassVar[dict[str, str]] = {"came": "json"}
+    Options = Options
+
+    def load(self, report: Report) -> None:
+        """Nothing is loaded."""
+        report("ready", 1.0)
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
+        """Look at the last element, and tell the time."""
+        async for payload in inputs.port("tensor"):
+            assert isinstance(payload, Tensor)
+            assert view(payload)[-1] >= 0
+            came = time.monotonic_ns()
+            del payload
+            yield "came", Json(came)

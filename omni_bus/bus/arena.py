@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from omni_bus.ids import Peer, Sender
 
 _log = logging.getLogger(__name__)
-
-MIN_ARENA_BYTES = 1 << 20
 
 
 class ArenaLimits(NamedTuple):
@@ -82,7 +81,8 @@ class Arena:
     No reader may hold more than half of it, so one that never lets go costs the others nothing; it gets its blobs
     as message parts until it gives something back. Generations count up and are never used twice.
 
-    Not for use from several threads.
+    `allocate` may be called in any thread: an engine makes its outputs on its own. One lock guards the books (0.15 us
+    where nobody waits for it); nothing waits or runs foreign code while it is held. All else is for the loop's thread.
 
     Args:
         owner: the actor, as readers reach it.
@@ -94,6 +94,8 @@ class Arena:
         self._max_bytes = max(limits.max_bytes // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES)
         self._leases = Leases(self._max_bytes, BLOCK_BYTES)
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._segment: OwnSegment | None = None
         self._full: set[Sender] = set()
         self._last: tuple[weakref.ref[Blob], Block, Reference] | None = None
@@ -107,30 +109,33 @@ class Arena:
         Raises:
             OSError: the system gives no such memory.
         """
-        if self._segment is None:
-            self._segment = OwnSegment(self.owner, self._max_bytes)
-        return self._pid, self._segment.fd
+        with self._lock:
+            return self._pid, self._own_segment().fd
 
     def allocate(self, num_bytes: int) -> Blob | None:
         """Return a blob of writable memory in the arena, which `lend` need not copy; None if there is no room.
 
         Write it, make the payload of it or of an array over all of it, send that, and write no more. The memory is
-        used again when no view of it is left here and all readers gave it back.
+        used again when no view of it is left here and all readers gave it back, whether it was sent or not. What it
+        holds at first is what an earlier user left there.
 
         Raises:
             OSError: the system gives no such memory.
         """
-        self._reclaim()
-        pid, fd = self.address
-        assert self._segment is not None
-        block = self._leases.keep(num_bytes) if num_bytes > 0 else None
-        if block is None:
-            return None
-        address = self._segment.enter(block.offset, num_bytes, block.generation)
-        self._made[block.offset] = block, Reference(pid, fd, block.offset, num_bytes, block.generation)
+        with self._lock:
+            self._reclaim()
+            if self._is_closed or num_bytes < 1:
+                return None
+            segment = self._own_segment()
+            block = self._leases.keep(num_bytes)
+            if block is None:
+                return None
+            address = segment.enter(block.offset, num_bytes, block.generation)
+            reference = Reference(self._pid, segment.fd, block.offset, num_bytes, block.generation)
+            self._made[block.offset] = block, reference
         memory = (ctypes.c_ubyte * num_bytes).from_address(address)
         memory.pin = _Pin(block.offset, self._unpinned)  # type: ignore[attr-defined]
-        memory.segment = self._segment  # type: ignore[attr-defined] (which unmaps itself when nobody needs it)
+        memory.segment = segment  # type: ignore[attr-defined] (which unmaps itself when nobody needs it)
         return Blob(memoryview(memory).cast("B"))
 
     def lend(self, blob: Blob, reader: Sender) -> Reference | None:
@@ -138,29 +143,34 @@ class Arena:
 
         The blob that was copied last is not copied again for other readers while one of them holds it.
         """
-        if self._unpinned:
-            self._reclaim()
-        found = self._same_as_last(blob) or self._made_as(blob, reader) or self._write(blob, reader)
-        if found is None:
-            return None
-        block, reference = found
-        self._leases.lend(block, reader)
-        return reference
+        with self._lock:
+            if self._unpinned:
+                self._reclaim()
+            found = self._same_as_last(blob) or self._made_as(blob, reader) or self._write(blob, reader)
+            if found is not None:
+                self._leases.lend(found[0], reader)
+                return found[1]
+        if len(blob):
+            self._refuse(reader, len(blob))
+        return None
 
     def release(self, reader: Sender, generations: Iterable[int]) -> None:
         """Take back what a reader gives; what it doesn't hold is counted and ignored."""
-        self._free(self._leases.release(reader, generations))
+        with self._lock:
+            self._free(self._leases.release(reader, generations))
         self._full.discard(reader)
 
     def forget(self, reader: Sender) -> None:
         """Take back all that a reader holds: it is gone, and reads no more."""
-        self._free(self._leases.forget(reader))
+        with self._lock:
+            self._free(self._leases.forget(reader))
         self._full.discard(reader)
 
     def statistics(self) -> ArenaStatistics:
         """Return what is lent now and the counts since the start."""
-        self._reclaim()
-        counts = self._leases.counts()
+        with self._lock:
+            self._reclaim()
+            counts = self._leases.counts()
         return ArenaStatistics(
             used_bytes=counts.used_bytes,
             slots=counts.blocks,
@@ -173,13 +183,32 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Give up the memory. Who views it keeps it."""
-        self._made.clear()
-        self._leases = Leases(self._max_bytes, BLOCK_BYTES)
-        self._last = None
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+        """Give up the memory; who views it keeps it. There is no more from now on."""
+        with self._lock:
+            self._is_closed = True
+            self._made.clear()
+            self._leases = Leases(self._max_bytes, BLOCK_BYTES)
+            self._last = None
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+
+    def _refuse(self, reader: Sender, length: int) -> None:
+        if reader in self._full:
+            return
+        self._full.add(reader)
+        held_bytes, used_bytes = self._leases.held_bytes(reader), self._leases.counts().used_bytes
+        _log.warning(
+            "no room for %d bytes in the arena: %s holds %d of %d, all hold %d (sent in messages until there is)",
+            *(length, reader.actor, held_bytes, self._max_bytes, used_bytes),
+        )
+
+    # --- under the lock ---------------------------------------------------------------------------------------
+
+    def _own_segment(self) -> OwnSegment:
+        if self._segment is None:
+            self._segment = OwnSegment(self.owner, self._max_bytes)
+        return self._segment
 
     def _same_as_last(self, blob: Blob) -> tuple[Block, Reference] | None:
         if self._last is not None and self._last[0]() is blob and self._last[1].num_readers:
@@ -208,24 +237,12 @@ class Arena:
             return None
         block = self._leases.take(length, reader)
         if block is None:
-            self._refuse(reader, length)
             return None
-        pid, fd = self.address
-        assert self._segment is not None
-        self._segment.write(block.offset, blob.view, block.generation)
-        reference = Reference(pid, fd, block.offset, length, block.generation)
+        segment = self._own_segment()
+        segment.write(block.offset, blob.view, block.generation)
+        reference = Reference(self._pid, segment.fd, block.offset, length, block.generation)
         self._last = (weakref.ref(blob), block, reference)
         return block, reference
-
-    def _refuse(self, reader: Sender, length: int) -> None:
-        if reader in self._full:
-            return
-        self._full.add(reader)
-        held_bytes, used_bytes = self._leases.held_bytes(reader), self._leases.counts().used_bytes
-        _log.warning(
-            "no room for %d bytes in the arena: %s holds %d of %d, all hold %d (sent in messages until there is)",
-            *(length, reader.actor, held_bytes, self._max_bytes, used_bytes),
-        )
 
     def _free(self, blocks: list[Block]) -> None:
         for block in blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,12 +17,15 @@ from omni_bus.bus.outbox import Outbox, OutboxStatistics
 from omni_bus.ids import Peer, Sender, new_incarnation
 from omni_bus.wire.codec import DeviceReference, Reference
 from omni_bus.wire.frames import Confirm, Confirmed, Mapped, MappedDevice, Offer, OfferDevice, Release
+from omni_bus.wire.payloads import ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Blob
+
+_log = logging.getLogger(__name__)
 
 
 class LinkStatistics(NamedTuple):
@@ -81,6 +85,7 @@ class Link:
             raise
         self.me = Peer(name, sender.incarnation, self._inbox.endpoint)
         self._arena = Arena(self.me, arena) if arena.max_bytes else None
+        self._lend_from_bytes = arena.threshold_bytes
         self._cuda = CudaArena(self.me, lambda peer, frame: self.send(peer, frame), cuda)  # noqa: PLW0108 (see above)
         self._outbox = Outbox(
             self._context,
@@ -92,9 +97,24 @@ class Link:
         )
         self.send = self._outbox.send
 
-    def allocate(self, num_bytes: int) -> Blob | None:
-        """Return writable memory that travels to peers on this host without a copy (`Arena.allocate`), if there is."""
-        return None if self._arena is None else self._arena.allocate(num_bytes)
+    def allocate(self, num_bytes: int) -> Blob:
+        """Return writable memory for a payload; from any thread.
+
+        From the arena's threshold on, and while the arena has room, it is shared: sent to peers on this host, it
+        travels without a copy (`Arena.allocate`). Otherwise it is ordinary memory, which can be sent as well.
+
+        Raises:
+            ValueError: `num_bytes` is negative.
+        """
+        if self._arena is not None and num_bytes >= self._lend_from_bytes:
+            try:
+                blob = self._arena.allocate(num_bytes)
+            except OSError as error:
+                _log.warning("no shared memory to write %d bytes in (sent in messages): %s", num_bytes, error)
+            else:
+                if blob is not None:
+                    return blob
+        return ordinary_memory(num_bytes)
 
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""

@@ -77,25 +77,52 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
     for name, counts in status["pipelines"].items():
         console.print(
             f"pipeline {name}: {counts['in_flight']} of {counts['max_in_flight']} in flight, "
-            f"{counts['queued']} of {counts['max_queued']} queued"
+            f"{counts['queued']} of {counts['max_queued']} queued, "
+            f"{_size(counts['queued_bytes'])} of {_size(counts['max_queued_bytes'])} with them"
         )
-    for stage, (wanted, here) in _sizes(actors).items():
+    for stage, (wanted, here) in _replicas(actors).items():
         if wanted != here:
             console.print(f"stage {stage}: {here} of {wanted} wanted replicas serve")
     if status["held"]:
         console.print(f"{status['held']} requests wait for a replica that restarts")
+    _print_callers(console, status["callers"], style)
     requests = status["requests"]
     console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))
 
 
-def _sizes(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     """Return how many replicas of each stage are wanted, and how many can be bound."""
-    sizes: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for actor in actors:
         if "wanted" in actor:
             is_serving = actor["is_live"] and actor["is_ready"] and not actor["is_drained"]
-            sizes[actor["stage"]] = (actor["wanted"], sizes.get(actor["stage"], (0, 0))[1] + is_serving)
-    return sizes
+            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + is_serving)
+    return counts
+
+
+def _print_callers(console: Console, rows: list[dict[str, Any]], style: dict[str, Any]) -> None:
+    """Print what each caller uses; nothing where all requests came without a key and none was refused."""
+    if all(not row["caller"] and not row["refused"] for row in rows):
+        return
+    table = Table("caller", "pipeline", **style)
+    for title in ("in flight", "queued", "admitted", "refused"):
+        table.add_column(title, justify="right")
+    table.add_column("by")
+    for row in rows:
+        counts = (str(row[name]) for name in ("in_flight", "queued", "admitted", "refused"))
+        why = ", ".join(f"{count} {code}" for code, count in row["refused_by"].items())
+        table.add_row(row["caller"] or "(no key)", row["pipeline"], *counts, why)
+    console.print(table)
+
+
+def _size(num_bytes: int) -> str:
+    """Write a number of bytes with the largest unit that it fills."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -227,6 +227,7 @@ class _PipelineDraft:
             max_in_flight=config.max_in_flight,
             max_queued=config.max_queued,
             timeout_s=config.timeout_s,
+            max_queued_bytes=config.max_queued_bytes,
         )
 
     def _add(self, path: Path, message: str) -> None:

@@ -38,6 +38,7 @@ ENVIRONMENT_PREFIX = "OMNI_BUS__"
 
 _MAX_SHOWN_CHARACTERS = 80
 _MAX_FILE_BYTES = 4 * 1024 * 1024
+_KEY = re.compile(r"\s*([\w.\"'\s-]+?)\s*=")
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -211,8 +212,15 @@ def _syntax_problem(file: str, message: str, text: str) -> str:
         message = message.removesuffix(" (at end of document)")
         return f"{file}:{len(lines)}:{len(lines[-1]) + 1}: not valid TOML: {message}, where the file ends"
     line, column = position.groups()
-    shown = lines[int(line) - 1].strip()[:_MAX_SHOWN_CHARACTERS]
+    shown = "" if _is_secret_line(lines[: int(line)]) else lines[int(line) - 1].strip()[:_MAX_SHOWN_CHARACTERS]
     return f"{file}:{line}:{column}: not valid TOML: {message[: position.start()]}" + (f" in: {shown}" if shown else "")
+
+
+def _is_secret_line(lines: Sequence[str]) -> bool:
+    """Whether the last of these lines may hold a secret: the last key before its end has the name of one."""
+    keys = (found[1] for line in reversed(lines) if (found := _KEY.match(line)) is not None)
+    key = next(keys, "")
+    return is_secret(tuple(part.strip(" \t\"'") for part in key.split(".")))
 
 
 def _nearest_file(file: str) -> str:

@@ -11,12 +11,18 @@ from typing import Annotated, Any
 
 import msgspec
 
+from omni_bus.core.quota import Quota
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="1 to 64 letters, digits, '_' or '-'")]
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^\S{0,256}$", description="text without blanks")]
+Key = Annotated[str, msgspec.Meta(pattern=r"^\S{1,1024}$", description="text without blanks")]
 Bind = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp://[^\s/]+)$", description='"ipc" or "tcp://ADDRESS"')]
+CudaBytes = Annotated[
+    int, msgspec.Meta(ge=0, le=1 << 40, multiple_of=4096, description="0 or a multiple of 4096 up to 1 TiB")
+]
 
 
 class StageConfig(msgspec.Struct, frozen=True):
@@ -47,7 +53,10 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     max_in_flight: Count = 64
     """Requests that run at once."""
     max_queued: NonNegative = 256
-    """Requests that wait to run; one more is refused at once."""
+    """Requests that wait to run. One more is refused at once, or the newest of the caller that has most of them for its
+    weight, if the newcomer's has fewer."""
+    max_queued_bytes: NonNegative = 256 * 1024 * 1024
+    """Input that gateways hold for requests that wait to run."""
     timeout_s: Seconds | None = None
     """Time limit of a request whose client gives none."""
     window_chunks: Count = 8
@@ -72,6 +81,44 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class CallerConfig(msgspec.Struct, frozen=True):
+    """One ``[callers.NAME]`` table: who has these API keys, and what they may use.
+
+    Its limits count for each pipeline by itself. Callers without a table have weight 1 and only the pipelines' limits.
+    """
+
+    keys: tuple[Key, ...] = ()
+    """The caller's API keys."""
+    key_env: str = ""
+    """Name of an environment variable with one more key, or several with commas between."""
+    key_file: str = ""
+    """File with more keys, one a line; gateways read it again when it changes."""
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
+    """Share of the pipeline, relative to other callers, while more requests wait than can run."""
+    max_in_flight: Count | None = None
+    """Requests that run at once; more wait."""
+    max_queued: NonNegative | None = None
+    """Requests that wait to run; one more is refused with 429."""
+    requests_per_minute: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    """Rate of requests; faster ones are refused with 429."""
+    burst: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    """Requests that `requests_per_minute` lets through at once; by default those of six seconds, at least one."""
+    max_priority: int | None = None
+    """Highest priority that the caller may ask for, 0 being everybody's; HTTP, like vLLM, writes 2 levels up as -2."""
+
+    @property
+    def quota(self) -> Quota:
+        """The limits without the keys."""
+        return Quota(
+            self.weight,
+            self.max_in_flight,
+            self.max_queued,
+            self.requests_per_minute,
+            self.burst,
+            self.max_priority,
+        )
+
+
 class DeploymentConfig(msgspec.Struct, frozen=True):
     """The whole file, merged and validated."""
 
@@ -80,6 +127,7 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     stages: dict[str, StageConfig]
     pipelines: dict[str, PipelineConfig]
     gateways: dict[str, GatewayConfig] = {}
+    callers: dict[str, CallerConfig] = {}
     bind: Bind = "ipc"
     """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
     coordinator_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7550
@@ -92,6 +140,9 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """Shared memory that each actor may lend to others on its host at a time; 0 sends everything in messages."""
     arena_threshold_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 64 * 1024
     """Payloads from this length on go through shared memory to actors on the same host."""
+    cuda_bytes: CudaBytes = 256 * 1024 * 1024
+    """Memory that each actor may lend to others on its host at a time, on each GPU that it sends from; 0 sends through
+    the host."""
     heartbeat_s: Seconds = 1.0
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5

@@ -10,9 +10,9 @@ import msgspec
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Origin, Path, show_path
 from omni_bus.config.load import Loaded
-from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
+from omni_bus.config.schema import CallerConfig, DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
 
-_NESTED = ("stages", "pipelines", "gateways")
+_NESTED = ("stages", "pipelines", "gateways", "callers")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -51,6 +51,8 @@ def settings(loaded: Loaded) -> list[Setting]:
         path = ("gateways", name)
         found += _of_struct(loaded, path, GatewayConfig, _plain(gateway), skip=("options",))
         found += _of_struct(loaded, path, loaded.protocols[name].Options, gateway.options)
+    for name, caller in config.callers.items():
+        found += _of_struct(loaded, ("callers", name), CallerConfig, _plain(caller))
     return found
 
 

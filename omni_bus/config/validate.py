@@ -12,7 +12,7 @@ import msgspec
 
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Path, Problem, Table, show_path, show_value
-from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
+from omni_bus.config.schema import CallerConfig, DeploymentConfig, GatewayConfig, Name, PipelineConfig, StageConfig
 from omni_bus.engine import Engine
 from omni_bus.errors import BadInput, did_you_mean
 from omni_bus.wire.payloads import KINDS
@@ -26,7 +26,7 @@ GatewayClass: typing.TypeAlias = Callable[[str], type[Any]]
 FILE_KEYS = ("base", "platform")
 """Top-level keys that only a file may have; they are gone before the merged tree is checked."""
 
-_NESTED = ("stages", "pipelines", "gateways")
+_NESTED = ("stages", "pipelines", "gateways", "callers")
 _INVALID: Any = object()
 
 
@@ -36,6 +36,7 @@ class Draft(msgspec.Struct):
     stages: dict[str, StageConfig | None] = {}
     pipelines: dict[str, PipelineConfig | None] = {}
     gateways: dict[str, GatewayConfig | None] = {}
+    callers: dict[str, CallerConfig] = {}
     rest: Table = {}
     adapters: dict[str, type[Engine] | None] = {}
     protocols: dict[str, type[Any] | None] = {}
@@ -44,7 +45,9 @@ class Draft(msgspec.Struct):
     def config(self) -> DeploymentConfig:
         """Return the deployment; only for a draft without problems."""
         bare = msgspec.convert({**self.rest, "stages": {}, "pipelines": {}}, DeploymentConfig)
-        return msgspec.structs.replace(bare, stages=self.stages, pipelines=self.pipelines, gateways=self.gateways)
+        return msgspec.structs.replace(
+            bare, stages=self.stages, pipelines=self.pipelines, gateways=self.gateways, callers=self.callers
+        )
 
 
 def validate(values: Table, name: str, adapter_class: AdapterClass | None, gateway_class: GatewayClass | None) -> Draft:
@@ -69,6 +72,8 @@ def validate(values: Table, name: str, adapter_class: AdapterClass | None, gatew
         draft.pipelines[pipeline] = _readable(PipelineConfig, named) if found is None else found
     for gateway, table, path in _tables(values, "gateways", draft.problems):
         _gateway(gateway, table, path, draft, gateway_class)
+    for caller, table, path in _tables(values, "callers", draft.problems):
+        _caller(caller, table, path, draft)
     for section, found in (("stages", draft.adapters), ("pipelines", draft.pipelines), ("gateways", draft.gateways)):
         if isinstance(values.get(section), dict):  # a name whose table is no table is still a known name
             found.update({name: None for name in values[section] if name not in found})
@@ -127,6 +132,21 @@ def _gateway(name: str, table: Table, path: Path, draft: Draft, gateway_class: G
     draft.gateways[name] = _readable(GatewayConfig, own) if typed is None else typed
     if found is not None:
         _options(found, GatewayConfig, options, path, draft.problems)
+
+
+def _caller(name: str, table: Table, path: Path, draft: Draft) -> None:
+    _check(name, Name, path, draft.problems)
+    found: CallerConfig | None = convert(table, CallerConfig, path, draft.problems)
+    if found is None:
+        return
+    if not (found.keys or found.key_env or found.key_file):
+        draft.problems.append(Problem(path, "has no key; add keys, key_env or key_file"))
+    if found.burst is not None and found.requests_per_minute is None:
+        draft.problems.append(Problem((*path, "burst"), "has no meaning without requests_per_minute"))
+    for other, known in draft.callers.items():
+        if set(found.keys) & set(known.keys):
+            draft.problems.append(Problem((*path, "keys"), f"caller '{other}' has one of these keys already"))
+    draft.callers[name] = found
 
 
 def _split(cls: type[msgspec.Struct], table: Table) -> tuple[Table, Table]:

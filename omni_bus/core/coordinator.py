@@ -57,10 +57,11 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.core.quota import Quota
     from omni_bus.ids import Sender
     from omni_bus.wire.frames import AnyFrame
 
@@ -69,6 +70,8 @@ NOTHING_ARRANGED = Arrangement()
 OPERATIONS = ("arrange", "drain", "health", "status")
 SUPERVISED = ("arrange", "drain")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
+MAX_CALLER_ROWS = 100
+"""Callers of each pipeline that a status names, the busiest first."""
 
 CANCEL_RETRY_S = 1.0
 """A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
@@ -81,6 +84,7 @@ class CoordinatorCore:
         me: this coordinator, as it introduces itself.
         pipelines: by name.
         heartbeat_s: how often actors must show that they live.
+        quotas: what callers that the deployment names may use.
         arrangement: how many replicas are wanted, and which of them get nothing new.
         awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
             to, requests for their stages wait.
@@ -91,6 +95,7 @@ class CoordinatorCore:
         me: Peer,
         pipelines: dict[str, Pipeline],
         heartbeat_s: float = 1.0,
+        quotas: Mapping[str, Quota] | None = None,
         arrangement: Arrangement = NOTHING_ARRANGED,
         awaited: Iterable[str] = (),
     ) -> None:
@@ -99,10 +104,8 @@ class CoordinatorCore:
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
         self._bindings = Bindings()
-        self._admission = {
-            name: Admission(name, pipeline.max_in_flight, pipeline.max_queued) for name, pipeline in pipelines.items()
-        }
         self._administration = Administration(arrangement, awaited)
+        self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
         self._held: dict[RequestId, None] = {}
         """Those that wait for a replica, in order of arrival."""
@@ -330,7 +333,7 @@ class CoordinatorCore:
     def _lose(self, request: RequestId, entry: Request, actor: Actor, now: float) -> list[Common]:
         if entry.client == actor.peer:
             entry.wants_ack = False
-            if entry.has_client_left and actor.peer not in entry.pending.values():
+            if entry.has_client_left and all(peer.sender != actor.sender for peer in entry.pending.values()):
                 return []
         if entry.route is None:
             is_concerned = entry.client == actor.peer
@@ -338,7 +341,8 @@ class CoordinatorCore:
         error = error_for_lost(actor, entry.route, entry.pipeline)
         if error is None:
             return []
-        for stage in [stage for stage, peer in entry.pending.items() if peer == actor.peer]:
+        # By name and incarnation: a route that was told by somebody else may have another address of it.
+        for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
             self._release(entry, stage)
         return self._end_early(request, error, now) + self._settle(request, entry, now)
 
@@ -376,7 +380,7 @@ class CoordinatorCore:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
         request = route.request
         entry = Request(
-            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s),
+            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
             client=route.gateway,
             pipeline=self._pipelines[route.pipeline],
             edges=route.edges,
@@ -388,7 +392,7 @@ class CoordinatorCore:
             is_adopted=True,
         )
         self._requests[request] = entry
-        self._admission[route.pipeline].adopt(request)
+        self._admission[route.pipeline].adopt(request, route.key, now)
         for peer in route.stages.values():
             self._bindings.rebind(peer.sender)
         effects: list[Common] = [
@@ -426,7 +430,8 @@ class CoordinatorCore:
             return self._on_repeated(submit, live)
         try:
             entry = self._accept(actor, submit, now)
-            may_run = self._admission[submit.pipeline].offer(submit.request, submit.priority)
+            admission = self._admission[submit.pipeline]
+            offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
         except OmniBusError as error:
             self._ended["rejected"] += 1
             fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
@@ -436,7 +441,9 @@ class CoordinatorCore:
         effects: list[Common] = []
         if entry.deadline is not None:
             effects.append(SetTimer(("deadline", submit.request), entry.deadline))
-        return effects + (self._run(submit.request, entry, now) if may_run else [])
+        if offer.pushed_out is not None:
+            effects += self._end_early(offer.pushed_out, admission.overloaded(), now)
+        return effects + (self._run(submit.request, entry, now) if offer.may_run else [])
 
     def _on_repeated(self, submit: Submit, entry: Request) -> list[Common]:
         """Its client has not heard of a live request, and wants the answer to this attempt."""
@@ -519,6 +526,7 @@ class CoordinatorCore:
             priority=entry.submit.priority,
             timeout_s=None if entry.deadline is None else max(0.0, entry.deadline - now),
             trace=entry.submit.trace,
+            key=entry.submit.key,
         )
         entry.pending = dict(stages)
         entry.move("admitted")
@@ -610,7 +618,7 @@ class CoordinatorCore:
         effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
-        self._admission[entry.pipeline.name].leave(request)
+        self._admission[entry.pipeline.name].leave(request, now)
         return effects + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
@@ -619,7 +627,7 @@ class CoordinatorCore:
         if pipeline in self._admitting:
             return effects
         self._admitting.add(pipeline)
-        while (waiting := self._admission[pipeline].next()) is not None:
+        while (waiting := self._admission[pipeline].next(now)) is not None:
             effects += self._run(waiting, self._requests[waiting], now)
         self._admitting.discard(pipeline)
         return effects
@@ -689,6 +697,7 @@ class CoordinatorCore:
             "held": len(self._held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
+            "callers": [row for admission in self._admission.values() for row in admission.callers()[:MAX_CALLER_ROWS]],
             "actors": [
                 {
                     **actor.row(now),

@@ -26,6 +26,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     max_in_flight: int = 64
     max_queued: int = 256
     timeout_s: float | None = None
+    max_queued_bytes: int = 256 * 1024 * 1024
 
     @property
     def inputs(self) -> dict[str, str]:

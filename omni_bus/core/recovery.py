@@ -17,9 +17,9 @@ def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusErr
 
     A retry is safe where none of the request's stages does work that must not be repeated.
     """
-    if actor.peer == route.gateway:
+    if actor.sender == route.gateway.sender:
         return RequestCancelled("the client's gateway is gone")
-    lost = [stage for stage, peer in route.stages.items() if peer == actor.peer]
+    lost = [stage for stage, peer in route.stages.items() if peer.sender == actor.sender]
     return stage_lost(lost[0], route, pipeline) if lost else None
 
 

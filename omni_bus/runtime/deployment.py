@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from omni_bus.bus.arena import ArenaLimits
+from omni_bus.bus.cuda_ipc import CudaLimits
 from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.administration import Arrangement
@@ -65,6 +66,11 @@ class Deployment(msgspec.Struct, frozen=True):
     def arena(self) -> ArenaLimits:
         """What each actor may lend through shared memory."""
         return ArenaLimits(self.config.arena_bytes, self.config.arena_threshold_bytes)
+
+    @property
+    def cuda(self) -> CudaLimits:
+        """What each actor may lend of its devices' memory."""
+        return CudaLimits(self.config.cuda_bytes)
 
     def listen(self, actor: str, pid: int | None = None) -> str:
         """Return the address that an actor's inbox binds; its pid keeps successors from what was sent to the dead."""

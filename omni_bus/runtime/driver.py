@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
+from omni_bus.bus.cuda_ipc import DEFAULT_CUDA_LIMITS, CudaLimits
 from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
 from omni_bus.core.member import COORDINATOR
@@ -42,6 +43,7 @@ class Driver:
         on_timer: called with a timer's key and the monotonic time when it is due.
         on_unsent: called, in a later turn of the loop, with a request whose data frame could not be sent, and why.
         arena: what this actor may lend through shared memory.
+        cuda: what it may lend of its devices' memory.
         understands: the frames that this actor takes, control frames among them only from the coordinator; others are
             counted, logged once per sender and dropped. None takes all from everybody, as the coordinator does.
     """
@@ -55,6 +57,7 @@ class Driver:
         on_timer: OnTimer,
         on_unsent: OnUnsent | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        cuda: CudaLimits = DEFAULT_CUDA_LIMITS,
         understands: frozenset[type] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,7 +69,8 @@ class Driver:
         self.num_refused = 0
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
-        self._link = Link(name, listen, self._deliver, self._stuck, arena)
+        self._link = Link(name, listen, self._deliver, self._stuck, arena, cuda)
+        self.allocate = self._link.allocate
 
     @property
     def me(self) -> Peer:

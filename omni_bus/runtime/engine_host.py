@@ -311,9 +311,8 @@ class _StreamInputs(Inputs):
         held = self._port(name)
         while True:
             while held.payloads:
-                payload = held.payloads.popleft()
-                self._listener.on_taken(self._request, name, payload)
-                yield payload
+                self._listener.on_taken(self._request, name, held.payloads[0])
+                yield held.payloads.popleft()  # in no variable, which would keep its memory until the next one comes
             if held.is_ended:
                 return
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -404,6 +403,7 @@ class StreamingHost:
                     if (broken := breach(event, self._engine)) is not None:
                         raise broken
                     self._listener.on_events([event])
+                    del output, event  # else its memory is kept while the request is suspended
                     if not run.may_advance.is_set():
                         await run.may_advance.wait()
             end = Finished(request, finish)
@@ -411,7 +411,8 @@ class StreamingHost:
                 raise broken
         except asyncio.CancelledError:
             if run.is_aborted:
-                raise
+                # Not raised: the task would keep the traceback, and that the last payload, until a garbage collection.
+                return
             # Something within the engine was cancelled, not this request: it ends, and says so.
             end = Failure(request, StageFailed(f"stage '{self._stage}' failed: it was cancelled", stage=self._stage))
         except _RAISED as error:  # whatever an engine raises ends its request alone

@@ -105,7 +105,15 @@ class Application:
         self._begun.add(plan.id)
         run = self._runs[request] = _Run(plan, may_be_refused=not self._world.is_up)
         params = {"llm": {"is_bad": plan.has_bad_params}}
-        submit = Submit(request, plan.pipeline, plan.outputs, plan.priority, plan.timeout_s)
+        submit = Submit(
+            request,
+            plan.pipeline,
+            plan.outputs,
+            plan.priority,
+            plan.timeout_s,
+            key=plan.key,
+            input_bytes=plan.input_bytes,
+        )
         self._process.carry(self._process.core.submit(submit, params))
         self._count(request, run)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from omni_bus.core.edge import InEdge, OutEdge
     from omni_bus.core.effects import ClientEffect, Common, StageEffect, TimerKey
+    from omni_bus.core.quota import Quota
+    from omni_bus.core.request import Request
     from omni_bus.ids import RequestId
     from omni_bus.sim.scenario import RequestPlan
     from omni_bus.sim.world import World
@@ -112,8 +114,9 @@ class CoordinatorProcess(Process):
 
     def __init__(self, world: World, awaited: list[str] | None = None) -> None:
         super().__init__(world, COORDINATOR)
+        scenario = world.scenario
         self.core = CoordinatorCore(
-            self.peer, world.scenario.pipelines, world.scenario.heartbeat_s, world.arrangement, awaited or ()
+            self.peer, scenario.pipelines, scenario.heartbeat_s, scenario.quotas, world.arrangement, awaited or ()
         )
         self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()
@@ -183,12 +186,26 @@ class CoordinatorProcess(Process):
         for name, admission in core._admission.items():
             entries = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in entries.items() if e.state is RequestState.QUEUED}
-            if admission._queued != queued or admission._in_flight != entries.keys() - queued:
+            if admission._queued.keys() != queued or admission._in_flight.keys() != entries.keys() - queued:
                 raise Violation(f"admission of {name} differs from the table")
             counts = admission.counts
             num_adopted = sum(1 for e in entries.values() if e.is_adopted)
             if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued:
                 raise Violation(f"limits of {name} are passed: {counts}")
+            if counts.queued_bytes != sum(entries[r].submit.input_bytes for r in queued):
+                raise Violation(f"bytes that wait for {name} are miscounted: {counts}")
+            if counts.queued_bytes > counts.max_queued_bytes:
+                raise Violation(f"limits of {name} are passed: {counts}")
+            for caller, quota in self.world.scenario.quotas.items():
+                self._check_caller(caller, quota, [e for e in entries.values() if e.submit.key == caller])
+
+    def _check_caller(self, caller: str, quota: Quota, entries: list[Request]) -> None:
+        num_queued = sum(1 for e in entries if e.state is RequestState.QUEUED)
+        num_adopted = sum(1 for e in entries if e.is_adopted)
+        if quota.max_queued is not None and num_queued > quota.max_queued:
+            raise Violation(f"{num_queued} requests of '{caller}' wait, {quota} allows fewer")
+        if quota.max_in_flight is not None and len(entries) - num_queued > quota.max_in_flight + num_adopted:
+            raise Violation(f"{len(entries) - num_queued} requests of '{caller}' run, {quota} allows fewer")
 
     def held(self) -> str:
         """Tell what is held; empty for nothing."""
@@ -197,7 +214,7 @@ class CoordinatorProcess(Process):
             return f"coordinator holds {list(core._requests.values())}"
         if core._bindings.total or core._health._rounds or len(core._tombstones) > MAX_TOMBSTONES:
             return "coordinator holds bindings or health rounds or too many tombstones"
-        if any(a.counts.in_flight or a.counts.queued or len(a._heap) > 16 for a in core._admission.values()):
+        if any(a.counts.in_flight or a.counts.queued or a._queue._levels for a in core._admission.values()):
             return "coordinator holds places"
         return self._held_timers()
 

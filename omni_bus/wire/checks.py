@@ -99,6 +99,11 @@ def _check_progress(frame: Progress) -> None:
         raise ValueError(f"Progress.fraction is {frame.fraction}: it must be finite")
 
 
+def _check_submit(frame: Submit) -> None:
+    _seconds("Submit.timeout_s", frame.timeout_s)
+    _counts(frame, "input_bytes")
+
+
 def _check_open(frame: Open) -> None:
     if not 0 <= frame.edge < len(frame.route.edges):
         raise ValueError(f"Open.edge is {frame.edge}, the route has edges 0 to {len(frame.route.edges) - 1}")
@@ -139,7 +144,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Hello: _check_hello,
     Welcome: _check_welcome,
     Progress: _check_progress,
-    Submit: lambda frame: _seconds("Submit.timeout_s", frame.timeout_s),
+    Submit: _check_submit,
     Admit: lambda frame: _check_route(frame.route),
     Reject: _check_error,
     Failed: _check_error,

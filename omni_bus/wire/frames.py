@@ -75,6 +75,8 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     timeout_s: float | None = None
     trace: str = ""
+    key: str = ""
+    """Who asked for it, so that a new coordinator knows whose it is."""
 
     def source(self, edge: EdgeId) -> Peer:
         """The actor that sends the chunks of `edge`."""
@@ -203,9 +205,10 @@ class Pong(Frame, frozen=True):
 
 
 class Submit(Frame, frozen=True):
-    """Please run this: wanted output ports of the pipeline, parameters by stage, seconds it may take.
+    """Please run this: wanted output ports of the pipeline, seconds it may take, who asks (`key`, never a secret).
 
-    Whoever does not know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
+    Higher priority goes first. `input_bytes` is what the client holds for the request while it waits. Whoever does not
+    know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
     """
 
     request: RequestId
@@ -215,6 +218,7 @@ class Submit(Frame, frozen=True):
     timeout_s: float | None = None
     key: str = ""
     trace: str = ""
+    input_bytes: int = 0
     attempt: int = 0
 
 

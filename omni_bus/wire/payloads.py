@@ -43,6 +43,17 @@ class Blob:
         return f"Blob({len(self)} bytes)"
 
 
+def ordinary_memory(num_bytes: int) -> Blob:
+    """Return writable memory of this process alone, all zeros.
+
+    Raises:
+        ValueError: `num_bytes` is negative.
+    """
+    if num_bytes < 0:
+        raise ValueError(f"num_bytes {num_bytes} is negative (allowed: 0 or more)")
+    return Blob(bytearray(num_bytes))
+
+
 Dtype: TypeAlias = Literal[
     "bool",
     "uint8",

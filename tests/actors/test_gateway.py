@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
+from omni_bus.config.schema import CallerConfig, DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.runtime.deployment import Deployment
 from omni_bus.runtime.ports import bind_port
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def deployment_in(run_dir: str, **options: Any) -> Deployment:
+def deployment_in(run_dir: str, *, callers: dict[str, CallerConfig] | None = None, **options: Any) -> Deployment:
     edges = (
         RouteEdge("in", "messages", "llm", "prompt", "json", 8, 2**20),
         RouteEdge("llm", "text", "out", "text", "text", 8, 2**20),
@@ -37,6 +37,7 @@ def deployment_in(run_dir: str, **options: Any) -> Deployment:
         stages={"llm": StageConfig(adapter="synthetic-text")},
         pipelines={"chat": PipelineConfig(edges=("in.messages -> llm.prompt", "llm.text -> out.text"))},
         gateways={"front": GatewayConfig(protocol="openai", options=options)},
+        callers=callers or {},
     )
     return Deployment(
         config=config,
@@ -107,3 +108,14 @@ async def test_process_with_unusable_options_says_why_and_fails(tmp_path: Path) 
     assert process.returncode == 2
     assert "gateways.front.api_key_file" in last["error"]
     assert "can't be read" in last["error"]
+
+
+@pytest.mark.processes
+async def test_process_with_unusable_keys_of_a_caller_says_why_and_fails(tmp_path: Path) -> None:
+    deployment = deployment_in(str(tmp_path), callers={"gold": CallerConfig(key_file=str(tmp_path / "none"))})
+    async with gateway_process(deployment) as (process, _):
+        _, errors = await process.communicate()
+
+    last = msgspec.json.decode(errors.splitlines()[-1])
+    assert process.returncode == 2
+    assert "callers.gold.key_file" in last["error"]

@@ -15,7 +15,18 @@ from actors.operations import Operations
 from actors.supervisor import Phase, Supervisor
 from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
 from omni_bus.errors import Unavailable
-from omni_bus.runtime.control import BAD_ORDER, DONE, NOT_CLEAN, NOT_POSSIBLE, Drain, News, Order, Restart, Resume, Scale
+from omni_bus.runtime.control import (
+    BAD_ORDER,
+    DONE,
+    NOT_CLEAN,
+    NOT_POSSIBLE,
+    Drain,
+    News,
+    Order,
+    Restart,
+    Resume,
+    Scale,
+)
 from omni_bus.runtime.deployment import Deployment, read_deployment
 from tests.actors.test_supervisor import FakeChild, FakeClient
 
@@ -242,9 +253,7 @@ async def test_busy_replica_serves_on_when_its_time_is_over(made: Made) -> None:
     outcome = await made.order(Restart(("llm.0",), timeout_s=3.0))
 
     assert outcome.code == NOT_CLEAN
-    assert outcome.message == (
-        "llm.0 still works on 2 requests after 3 s, so it goes on serving (--force ends them)"
-    )
+    assert outcome.message == ("llm.0 still works on 2 requests after 3 s, so it goes on serving (--force ends them)")
     assert made.log == ["arrange d:llm.0 r:llm.0", "drain llm.0", "arrange"]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from actors.testing import running
+from omni_bus.wire.payloads import check
 
 README = (Path(__file__).parents[2] / "adapters" / "README.md").read_text(encoding="utf-8")
 
@@ -35,6 +37,15 @@ async def chat(url: str, content: str, **fields: object) -> tuple[int, dict]:
 
 def test_example_test_passes() -> None:
     exec(compile(blocks("python")[1], "adapters/README.md", "exec"), {})
+
+
+def test_example_of_memory_makes_a_picture() -> None:
+    made: dict[str, Any] = {}
+
+    exec(compile(blocks("python")[2], "adapters/README.md", "exec"), made)
+
+    check(made["image"])
+    assert set(made["image"].data.view) == {128}
 
 
 async def test_example_deployment_serves_the_example() -> None:

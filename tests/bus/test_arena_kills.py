@@ -26,8 +26,8 @@ NUM_KILLS = 24
 LARGE = 300_000
 LIMITS = ArenaLimits(16 << 20, 64 << 10)
 
-# Sends a chunk for each `Ping`, filled with its nonce; answers each chunk with a `Pong` of its first byte and keeps the
-# last three.
+# Sends a chunk for each `Ping`, filled with its nonce, every other one made in place; answers each chunk with a `Pong`
+# of its first byte and keeps the last three.
 CHILD = """
 import asyncio, collections, sys
 from omni_bus.bus.arena import ArenaLimits
@@ -41,7 +41,11 @@ async def main():
     kept = collections.deque(maxlen=3)
     def deliver(sender, frame):
         if type(frame) is Ping:
-            payload = Media("x/y", Blob(bytes([frame.nonce % 256]) * int(sys.argv[6])))
+            data = bytes([frame.nonce % 256]) * int(sys.argv[6])
+            blob = link.allocate(len(data)) if frame.nonce % 2 else Blob(data)
+            if frame.nonce % 2:
+                blob.view[:] = data
+            payload = Media("x/y", blob)
             link.send(hub, Chunk("r", 0, frame.nonce, payload))
         elif type(frame) is Chunk:
             kept.append(frame.payload.data.view)

@@ -25,4 +25,4 @@ def test_quick_benchmark_prints_each_link_alone_and_beside_video() -> None:
         f"{link}, {case}" for link in links for case in ("alone", "beside video")
     ]
     assert [len(row[28:].split()) for row in rows] == [4, 5] * 3
-    assert len(done.stdout.partition("added by video")[2].splitlines()) == 4
+    assert len(done.stdout.partition("\nratios\n")[2].splitlines()) == 2 * len(links)

@@ -161,11 +161,14 @@ class Pair:
         return self.ann.statistics().cuda[0]
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        """Let frames come until it is."""
+        """Let frames come until it is, one at a time: more than a slow machine takes would make its sender give up."""
         gc.collect()
         async with asyncio.timeout(LIMIT_S):
+            delivered = -1
             while not is_true():
-                self.bob.send(self.ann.me, MappedDevice(9))
+                if self.ann.statistics().inbox.delivered != delivered:
+                    delivered = self.ann.statistics().inbox.delivered
+                    self.bob.send(self.ann.me, MappedDevice(9))
                 await asyncio.sleep(0)
 
     async def close(self) -> None:

@@ -363,6 +363,78 @@ async def test_closed_link_leaves_no_descriptor(tmp_path: Path) -> None:
     assert memory_descriptors() == []
 
 
+async def test_allocated_memory_reaches_two_receivers_uncopied(ends: tuple[End, End], tmp_path: Path) -> None:
+    ann, bob = ends
+    eve = End("eve.0", f"ipc://{tmp_path}/e")
+    await share(ann, bob)
+    ann.link.send(eve.link.me, media(0, b"-" * LARGE))
+    await eve.next_frame()
+    await ann.until(lambda: ann.link.statistics().inbox.delivered == 2)
+    written = arena_of(ann).written
+    blob = ann.link.allocate(LARGE)
+    blob.view[:] = b"x" * LARGE
+
+    for receiver in (bob, eve, bob):
+        ann.link.send(receiver.link.me, Chunk("r", 0, 1, Media("x/y", blob)))
+    del blob
+    held = [await receiver.next_frame() for receiver in (bob, eve, bob)]
+
+    assert all(frame.payload.data.view == b"x" * LARGE for frame in held)
+    assert (arena_of(ann).written - written, arena_of(ann).slots) == (1, 1)
+    while held:
+        assert arena_of(ann).slots == 1
+        held.pop()
+        await ann.until(lambda: arena_of(ann).released == arena_of(ann).lent - len(held))
+    assert arena_of(ann).slots == 0
+    await eve.link.close(0)
+
+
+async def test_allocated_memory_that_is_not_shared_can_be_sent(tmp_path: Path) -> None:
+    ann, bob = End("ann.0", f"ipc://{tmp_path}/a", ArenaLimits(0)), End("bob.0", f"ipc://{tmp_path}/b")
+    blob = ann.link.allocate(LARGE)
+    blob.view[:] = b"x" * LARGE
+
+    ann.link.send(bob.link.me, Chunk("r", 0, 1, Media("x/y", blob)))
+
+    assert (await bob.next_frame()).payload.data.view == b"x" * LARGE
+    with pytest.raises(ValueError, match=r"num_bytes -1 is negative \(allowed: 0 or more\)"):
+        ann.link.allocate(-1)
+    assert len(ann.link.allocate(0)) == 0
+    await ann.link.close(0)
+    await bob.link.close(0)
+
+
+async def test_allocating_never_fails_for_want_of_shared_memory(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ann, bob = ends
+    held = [ann.link.allocate(LIMITS.max_bytes // 2) for _ in range(3)]
+    assert arena_of(ann).slots == 2
+    ann.link.send(bob.link.me, Chunk("r", 0, 1, Media("x/y", held[2])))
+    assert len((await bob.next_frame()).payload.data) == LIMITS.max_bytes // 2
+    held.clear()
+    assert arena_of(ann).slots == 0
+
+    def no_memory(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(bob.link._arena, "_own_segment", no_memory)
+    assert len(bob.link.allocate(LARGE)) == LARGE
+    assert "no shared memory to write 100000 bytes in (sent in messages): [Errno 24] Too many open files" in caplog.text
+
+
+async def test_allocated_memory_outlives_its_link(tmp_path: Path) -> None:
+    ann = End("ann.0", f"ipc://{tmp_path}/a")
+    early = ann.link.allocate(LARGE)
+
+    await ann.link.close(0)
+    late = ann.link.allocate(LARGE)
+    for blob in (early, late):
+        blob.view[:] = b"x" * LARGE
+
+    assert early == late
+
+
 def route(kind: str) -> Route:
     return Route("r", "p", Peer("g", 1, ""), {}, (RouteEdge("in", "a", "out", "a", kind, 1, 1),))
 

@@ -111,6 +111,20 @@ def test_good_deployment_is_printed_with_origins(capsys: pytest.CaptureFixture[s
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    "arguments", [(), ("--json",), ("--explain", "callers.gold"), ("--explain", "callers", "--json")]
+)
+def test_callers_are_printed_without_their_keys(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    Path("d.toml").write_text(f'{_text()}[callers.gold]\nkeys = ["hush"]\nkey_file = "gold.keys"\nweight = 4\n')
+
+    assert _check(*arguments) == 0
+
+    out = capsys.readouterr().out
+    assert "hush" not in out
+    assert "gold.keys" in out
+    assert "weight" in out
+
+
 def test_pipeline_is_drawn_in_the_order_of_its_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert _check() == 0
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from omni_bus.cli.deployment import adapter_class, gateway_class
 from omni_bus.config.load import Loaded, load, parse_value
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.quota import Quota
 from omni_bus.engine import Engine
 from omni_bus.errors import ConfigError, unknown_name
 
@@ -330,6 +331,11 @@ def test_pipeline_without_edges_says_what_an_edge_is() -> None:
         ("a = 1\nb = = 2", "d.toml:2:5: not valid TOML: Invalid value in: b = = 2"),
         ("a = 1\nb = [2,\n", "d.toml:2:8: not valid TOML: Invalid value, where the file ends"),
         ("a = " + "[" * 3000, "d.toml: lists or tables are nested too deeply"),
+        (
+            "cuda_bytes = 5000",
+            "d.toml:1: cuda_bytes: 5000 is not allowed; allowed: 0 or a multiple of 4096",
+        ),
+        ("arena_bytes = -1", "d.toml:1: arena_bytes: -1 is not allowed; allowed: 0 or up to 64 GiB"),
         ("name = 'a/b'", "d.toml:1: name: \"a/b\" is not allowed; allowed: 1 to 64 letters, digits, '_' or '-'"),
     ],
 )
@@ -390,6 +396,82 @@ def test_secret_is_not_shown_in_a_problem_or_origin() -> None:
     assert problems == [
         '-o gateways.text.api_keys=***: gateways.text.api_keys: "***" is not allowed; allowed: a list of text'
     ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ['keys = ["hush', 'keys = [\n  "other",\n  "hush\n]', '"keys" = "hush', "callers.a.keys = hush", "key = 'hush"],
+)
+def test_secret_is_not_shown_in_a_line_that_is_no_toml(broken: str) -> None:
+    (problem,) = _problems(f"{GOOD}[callers.a]\n{broken}\n")
+
+    assert "not valid TOML" in problem
+    assert "hush" not in problem
+
+
+# --- callers ------------------------------------------------------------------------------------------------
+
+
+def test_caller_has_keys_and_limits() -> None:
+    Path("d.toml").write_text(
+        f"""{GOOD}
+[callers.gold]
+keys = ["k1", "k2"]
+key_file = "gold.keys"
+weight = 4
+max_in_flight = 2
+max_queued = 0
+requests_per_minute = 30
+burst = 5
+max_priority = 1
+[callers.other]
+key_env = "OTHER_KEY"
+"""
+    )
+    callers = _load(overrides=["callers.other.weight=0.5"]).config.callers
+
+    assert callers["gold"].keys == ("k1", "k2")
+    assert callers["gold"].quota == Quota(4.0, 2, 0, 30.0, 5, 1)
+    assert callers["other"].quota == Quota(0.5)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ("[callers.a]", "callers.a: has no key; add keys, key_env or key_file"),
+        ('[callers.a]\nkeys = [""]', 'callers.a.keys[0]: "" is not allowed; allowed: text without blanks'),
+        ('[callers.a]\nkeys = ["a b"]', 'callers.a.keys[0]: "***" is not allowed; allowed: text without blanks'),
+        ('[callers.a]\nkeys = "hush"', 'callers.a.keys: "***" is not allowed; allowed: a list of text without blanks'),
+        ('[callers.a]\nkeys = ["k"]\nweight = 0', "at least 0.001 and at most 1000"),
+        ('[callers.a]\nkeys = ["k"]\nweight = nan', "callers.a.weight: nan is not allowed"),
+        ('[callers.a]\nkeys = ["k"]\nmax_in_flight = 0', "callers.a.max_in_flight: 0 is not allowed"),
+        ('[callers.a]\nkeys = ["k"]\nrequests_per_minute = 0', "callers.a.requests_per_minute: 0 is not allowed"),
+        ('[callers.a]\nkeys = ["k"]\nburst = 2', "callers.a.burst: has no meaning without requests_per_minute"),
+        ('[callers.a]\nkeys = ["k"]\nwieght = 2', "callers.a.wieght: unknown key; did you mean 'weight'?"),
+        ('[callers."a b"]\nkeys = ["k"]', 'callers."a b": "a b" is not allowed; allowed: 1 to 64 letters'),
+        ('[callers.a]\nkeys = ["k"]\n[callers.b]\nkeys = ["j", "k"]', "caller 'a' has one of these keys already"),
+        ("callers = 3", "callers: 3 is not allowed; allowed: tables [callers.NAME]"),
+        ("[callers]\na = 3", "callers.a: 3 is not allowed; allowed: a table"),
+    ],
+)
+def test_caller_that_makes_no_sense_is_refused(table: str, problem: str) -> None:
+    text = f"{table}\n{GOOD}" if table.startswith("callers") else f"{GOOD}{table}\n"
+
+    (found,) = _problems(text)
+
+    assert problem in found
+    assert "hush" not in found
+
+
+def test_keys_of_callers_are_hidden_wherever_they_are_written() -> None:
+    problems = _problems(
+        GOOD,
+        overrides=['callers.a.keys=["hush", 3]'],
+        environ={"OMNI_BUS__CALLERS__B__KEYS": '["hush", 4]'},
+    )
+
+    assert len(problems) == 2
+    assert "hush" not in "".join(problems)
 
 
 def test_bytes_in_an_argument_that_are_no_text_are_refused() -> None:

@@ -1,10 +1,12 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_bus.core.coordinator import CANCEL_RETRY_S, CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.quota import Quota
 from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
@@ -49,9 +51,9 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator, and the frames that it sent to each actor."""
 
-    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset()):
-        pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s)
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline})
+    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset(), quotas=None):
+        pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s, 1000)
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, quotas=quotas)
         self.now = 0.0
         self.sent: list[Any] = []
         self.forgotten: list[Peer] = []
@@ -442,6 +444,67 @@ def test_requests_beyond_the_limits_wait_then_are_refused():
     assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
 
 
+def test_callers_own_limit_is_told_from_the_pipelines():
+    deployment = Deployment(max_in_flight=1, max_queued=2, quotas={"small": Quota(max_queued=0)})
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a")
+    deployment.submit("b", key="small")
+    deployment.submit("c", "d", "e")
+    assert codes(deployment.to(GATEWAY, Reject)) == ["quota_exceeded", "overloaded"]
+
+    deployment.frame(GATEWAY, Admin(7, "status"))
+
+    (reply,) = deployment.to(GATEWAY, AdminReply)
+    assert [(row["caller"], row["in_flight"], row["queued"], row["refused"]) for row in reply.result["callers"]] == [
+        ("", 1, 2, 1),
+        ("small", 0, 0, 1),
+    ]
+
+
+def test_request_that_makes_room_is_told_at_once():
+    deployment = Deployment(max_in_flight=1, max_queued=2)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("running")
+    deployment.submit("a1", "a2", key="a", timeout_s=50.0)
+
+    deployment.submit("b1", key="b")
+
+    (rejected,) = deployment.to(GATEWAY, Reject)
+    assert (rejected.request, rejected.error.code, rejected.error.is_retry_safe) == ("a2", "overloaded", True)
+    assert ("deadline", "a2") not in deployment.timers
+    for running in ("running", "a1", "b1"):
+        deployment.frame(LLM, Done(running))
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["running", "a1", "b1"]
+    assert deployment.is_clean()
+
+
+def test_input_that_waits_is_limited_and_shown():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("running", "a", input_bytes=900)
+    deployment.submit("b", input_bytes=101)
+    assert codes(deployment.to(GATEWAY, Reject)) == ["overloaded"]
+
+    deployment.frame(GATEWAY, Admin(7, "status"))
+
+    counts = deployment.to(GATEWAY, AdminReply)[0].result["pipelines"]["chat"]
+    assert (counts["queued_bytes"], counts["max_queued_bytes"]) == (900, 1000)
+
+
+def test_deadline_that_cannot_be_met_is_refused_before_it_comes():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a")
+    deployment.now = 3.0
+    deployment.frame(LLM, Done("a"))
+    deployment.submit("b", "c")
+
+    deployment.submit("d", timeout_s=2.9)
+
+    assert codes(deployment.to(GATEWAY, Reject)) == ["deadline_exceeded"]
+    assert ("deadline", "d") not in deployment.timers
+
+
 def test_work_goes_to_the_replica_with_least_of_it(up):
     second = Peer("llm.1", 4, "x")
     up.join(second)
@@ -534,16 +597,34 @@ def test_actor_that_changes_its_stage_has_left(up):
 @pytest.mark.parametrize("order", [(GATEWAY, LLM, VOICE), (LLM, VOICE, GATEWAY), (VOICE, GATEWAY, LLM)], ids=str)
 def test_running_request_is_taken_over_and_ends_normally(order):
     deployment = Deployment()
+    running = msgspec.structs.replace(route(), key="somebody")
     for peer in order:
-        deployment.join(peer, live=(route(),))
+        deployment.join(peer, live=(running,))
     assert deployment.core._bindings.total == 2
     assert deployment.core._admission["chat"].counts.in_flight == 1
+    assert deployment.core._admission["chat"].callers()[0]["caller"] == "somebody"
 
     deployment.frame(LLM, Done("r"))
     deployment.frame(VOICE, Done("r"))
 
     assert deployment.is_clean()
     assert deployment.to(GATEWAY, Failed) == []
+
+
+@pytest.mark.parametrize("order", [(GATEWAY, LLM), (LLM, GATEWAY)], ids=str)
+def test_stage_under_another_address_is_lost_like_any_other(order):
+    """A gateway told of it, so nothing that is sent to that address is ever answered."""
+    deployment = Deployment()
+    elsewhere = Peer(LLM.actor, LLM.incarnation, "elsewhere")
+    for peer in order:
+        deployment.join(peer, live=(route(llm=elsewhere),) if peer == GATEWAY else ())
+    del deployment.timers["adopted", "r"]  # who takes part had the time to say hello
+    deployment.take(deployment.core.on_timer(("adopted", "r"), PATIENCE_S))
+    deployment.frame(GATEWAY, Goodbye())
+    deployment.frame(LLM, Goodbye())
+    deployment.wait_until(60.0)
+
+    assert deployment.is_clean()
 
 
 def test_stage_that_was_done_before_is_asked_and_not_waited_for():

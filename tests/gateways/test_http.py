@@ -6,17 +6,12 @@ import asyncio
 import io
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
 
 from actors.testing import Running, running
-from gateways.http import HttpOptions, read_keys
-from omni_bus.errors import BadInput
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHAT = "/v1/chat/completions"
 TEXT = """
@@ -254,7 +249,7 @@ async def test_request_id_is_carried_through(streamed) -> None:
             assert response.headers["X-Request-Id"] not in {"", "bad id"}
 
 
-async def test_key_guards_every_v1_route_and_no_other() -> None:
+async def test_key_guards_every_v1_route() -> None:
     async with (
         running(text_deployment('api_keys = ["one", "two"]')) as deployment,
         aiohttp.ClientSession(deployment.url) as session,
@@ -277,25 +272,159 @@ async def test_key_guards_every_v1_route_and_no_other() -> None:
                 assert response.status == 200
 
 
-def test_keys_come_from_all_sources(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "keys").write_text("c\n\nd \n")
-    monkeypatch.setenv("OB_KEYS", "b, e")
-    options = HttpOptions(api_keys=("a",), api_key_env="OB_KEYS", api_key_file=str(tmp_path / "keys"))
-
-    assert read_keys(options) == ["a", "b", "e", "c", "d"]
-
-
-def test_named_source_without_a_key_is_refused(tmp_path: Path, monkeypatch) -> None:
-    """A gateway that was meant to be closed never comes up open."""
-    monkeypatch.delenv("OB_KEYS", raising=False)
-    (tmp_path / "empty").write_text("\n")
-    for options in (
-        HttpOptions(api_key_env="OB_KEYS"),
-        HttpOptions(api_key_file=str(tmp_path / "none")),
-        HttpOptions(api_key_file=str(tmp_path / "empty")),
+async def test_every_path_wants_a_key_but_those_of_watchers() -> None:
+    """Whatever a gateway adds is closed until somebody says otherwise."""
+    async with (
+        running(text_deployment('api_keys = ["one"]')) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
     ):
-        with pytest.raises(BadInput, match=r"OB_KEYS|none|empty"):
-            read_keys(options)
+        for path in ("/", "/nope", "/v1", "/healthz", "/health/"):
+            async with session.get(path) as response:
+                assert response.status == 401
+        async with session.options("/v1/models") as response:
+            assert response.status == 405
+        async with session.get("/v1/models", headers={"Authorization": "Api-Key one"}) as response:
+            assert response.status == 200
+
+
+# --- callers, time limits -----------------------------------------------------------------------------------
+
+CALLERS = """
+[callers.small]
+keys = ["small"]
+max_in_flight = 1
+max_queued = 0
+[callers.rated]
+keys = ["rated"]
+requests_per_minute = 1
+burst = 1
+[callers.low]
+keys = ["low"]
+max_priority = -1
+[callers.other]
+keys = ["other"]
+"""
+
+
+def as_caller(key: str, **headers: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} | headers
+
+
+async def test_callers_own_limit_is_429_and_the_pipelines_503() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 2\nmax_queued = 0") + CALLERS) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        endless = body(stream=True, sampling_params_list=[ENDLESS])
+        async with session.post(CHAT, json=endless, headers=as_caller("small")) as first:
+            await first.content.readline()
+            async with session.post(CHAT, json=body(), headers=as_caller("small")) as response:
+                document = await response.json()
+                assert (response.status, document["error"]["type"]) == (429, "RateLimitError")
+                assert "can't run one more of caller 'small'" in document["error"]["message"]
+                assert int(response.headers["Retry-After"]) >= 1
+            async with session.post(CHAT, json=endless, headers=as_caller("other")) as second:
+                await second.content.readline()
+                async with session.post(CHAT, json=body(), headers=as_caller("other")) as response:
+                    assert response.status == 503
+                    assert int(response.headers["Retry-After"]) >= 1
+                async with session.get("/health", headers=as_caller("small")) as response:
+                    document = await response.json()
+        assert document["caller"] == {"name": "small", "uses": {"chat": {"in_flight": 1, "queued": 0, "refused": 1}}}
+        assert document["pipelines"]["chat"]["in_flight"] == 2
+        async with session.get("/health") as response:
+            document = await response.json()
+        assert "caller" not in document, "who has no key is told of no caller"
+        assert document["pipelines"]["chat"]["max_queued_bytes"] == 256 * 2**20
+
+
+async def test_rate_is_429_with_the_time_to_wait() -> None:
+    async with (
+        running(text_deployment() + CALLERS) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        async with session.post(CHAT, json=body(), headers=as_caller("rated")) as response:
+            assert response.status == 200
+        async with session.post(CHAT, json=body(), headers=as_caller("rated")) as response:
+            assert response.status == 429
+            assert 50 <= int(response.headers["Retry-After"]) <= 60
+
+
+async def test_body_that_waits_counts_against_the_queue() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1\nmax_queued_bytes = 1000")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        async with session.post(CHAT, json=body(stream=True, sampling_params_list=[ENDLESS])) as first:
+            await first.content.readline()
+            long = [{"role": "user", "content": "x" * 1000}]
+            async with session.post(CHAT, json=body(messages=long)) as response:
+                assert response.status == 503
+                assert "max_queued_bytes 1000" in (await response.json())["error"]["message"]
+            waiting = asyncio.create_task(session.post(CHAT, json=body()))
+            while True:
+                async with session.get("/health") as response:
+                    counts = (await response.json())["pipelines"]["chat"]
+                if counts["queued"]:
+                    break
+            assert 0 < counts["queued_bytes"] <= 1000
+        async with await waiting as response:
+            assert response.status == 200
+
+
+async def test_time_limit_of_a_header_ends_what_waits_and_what_runs() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        endless = body(sampling_params_list=[ENDLESS])
+        async with session.post(CHAT, json=endless, headers={"X-Request-Timeout": "0.2"}) as response:
+            assert response.status == 504
+            assert (await response.json())["error"]["type"] == "GatewayTimeoutError"
+        await until(session, active=0, cancelled=1)
+        async with session.post(CHAT, json=endless | {"stream": True}) as first:
+            await first.content.readline()
+            async with session.post(CHAT, json=body(), headers={"X-Request-Timeout": "0.05"}) as response:
+                assert response.status == 504
+
+
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", "86401", "1e400"])
+async def test_time_limit_that_is_none_is_refused(value: str) -> None:
+    async with (
+        running(text_deployment()) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+        session.post(CHAT, json=body(), headers={"X-Request-Timeout": value}) as response,
+    ):
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "X-Request-Timeout")
+        assert "above 0 and at most 86400" in error["message"]
+
+
+async def test_priority_goes_first_as_in_vllm_and_only_as_far_as_allowed() -> None:
+    async with (
+        running(text_deployment(pipeline="max_in_flight = 1") + CALLERS) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        order: list[int] = []
+
+        async def ask(priority: int) -> None:
+            async with session.post(CHAT, json=body(priority=priority), headers=as_caller("other")) as response:
+                assert response.status == 200
+                order.append(priority)
+
+        endless = body(stream=True, sampling_params_list=[ENDLESS])
+        async with session.post(CHAT, json=endless, headers=as_caller("other")) as first:
+            await first.content.readline()
+            waiting = []
+            for priority in (5, 0, -5):
+                waiting.append(asyncio.create_task(ask(priority)))
+                while len(deployment.gateway.client.requests) < 1 + len(waiting):
+                    await stage_stats(session)
+            async with session.post(CHAT, json=body(), headers=as_caller("low")) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == "priority"
+        await asyncio.gather(*waiting)
+        assert order == [-5, 0, 5]
 
 
 # --- leaving, slowness, stopping ----------------------------------------------------------------------------

@@ -227,6 +227,16 @@ def test_stream_options_need_a_stream() -> None:
     assert refusal_of(stream=True, stream_options={"include_usage": 1}).field == "stream_options.include_usage"
 
 
+def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
+    assert parse_with().priority == 0
+    assert parse_with(priority=-3).priority == 3
+    assert parse_with(extra_body={"priority": 7}).priority == -7
+    assert parse_with(priority=1, extra_body={"priority": 7}).priority == -1
+    for value in (1001, -1001, 1.5, "high", True):
+        assert refusal_of(priority=value).field == "priority"
+        assert "an integer from -1000 to 1000" in refusal_of(extra_body={"priority": value}).message
+
+
 @pytest.mark.parametrize("name", ONLY)
 def test_field_without_effect_is_refused_unless_it_asks_for_nothing(name: str) -> None:
     harmless, allowed = ONLY[name]

@@ -17,6 +17,7 @@ from omni_bus import errors
         (errors.UnknownName("x", field="f"), 400, "BadRequestError"),
         (errors.InputTooLarge("prompt too long", field="prompt"), 400, "BadRequestError"),
         (errors.Overloaded("full", retry_after_s=2.1), 503, "ServiceUnavailableError"),
+        (errors.QuotaExceeded("too much", retry_after_s=0.2), 429, "RateLimitError"),
         (errors.Unavailable("no replica", stage="llm"), 503, "ServiceUnavailableError"),
         (errors.DeadlineExceeded("late"), 504, "GatewayTimeoutError"),
         (errors.StageFailed("broke", stage="llm"), 500, "InternalServerError"),
@@ -46,6 +47,7 @@ def test_field_becomes_param() -> None:
 def test_refusal_says_when_to_come_back() -> None:
     assert to_problem(errors.Overloaded("full", retry_after_s=2.1)).headers == {"Retry-After": "3"}
     assert to_problem(errors.Unavailable("no")).headers == {"Retry-After": "1"}
+    assert to_problem(errors.QuotaExceeded("slower", retry_after_s=17.2)).headers == {"Retry-After": "18"}
 
 
 @pytest.mark.parametrize("is_safe", [True, False])

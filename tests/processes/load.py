@@ -90,7 +90,9 @@ async def load(url: str, models: tuple[str, ...], *, tokens: int = 12) -> AsyncG
         for model in models:
             for is_streamed, keeps_connection in kinds:
                 name = f"{model}{'s' if is_streamed else 'w'}{'k' if keeps_connection else 'f'}"
-                run = made.worker(name, model, tokens=tokens, is_streamed=is_streamed, keeps_connection=keeps_connection)
+                run = made.worker(
+                    name, model, tokens=tokens, is_streamed=is_streamed, keeps_connection=keeps_connection
+                )
                 workers.create_task(run)
         try:
             await made.more(2 * len(models))

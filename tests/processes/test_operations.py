@@ -179,7 +179,10 @@ async def test_order_that_runs_out_of_time_changes_nothing_unless_it_is_forced(u
         assert not response.content.at_eof()
 
         forced = await asyncio.to_thread(omni_bus, "restart", "llm.0", "--timeout", "0.1", "--force")
-        assert (forced.returncode, forced.stderr) == (3, "omni-bus restart: restarted llm.0; what took too long was ended\n")
+        assert (forced.returncode, forced.stderr) == (
+            3,
+            "omni-bus restart: restarted llm.0; what took too long was ended\n",
+        )
         rest = (await response.content.read()).decode()
     assert "'llm.0' is taken out of service" in rest
     assert "[DONE]" not in rest

@@ -3,6 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from omni_bus.bus.arena import ArenaLimits
+from omni_bus.bus.cuda_ipc import CudaLimits
 from omni_bus.config.schema import DeploymentConfig, PipelineConfig, StageConfig
 from omni_bus.runtime.deployment import Deployment, read_deployment
 
@@ -45,6 +47,17 @@ def test_socket_paths_fit_into_their_address(letters: int) -> None:
 
 def test_address_takes_any_free_port() -> None:
     assert deployment("/run/x", bind="tcp://127.0.0.1").listen("s.0") == "tcp://127.0.0.1:0"
+
+
+def test_actors_are_told_what_they_may_lend() -> None:
+    config = msgspec.structs.replace(
+        deployment("/run/x").config, arena_bytes=1 << 20, arena_threshold_bytes=8192, cuda_bytes=1 << 21
+    )
+
+    told = msgspec.structs.replace(deployment("/run/x"), config=config)
+
+    assert told.arena == ArenaLimits(max_bytes=1 << 20, threshold_bytes=8192)
+    assert told.cuda == CudaLimits(max_bytes=1 << 21)
 
 
 def test_damaged_file_is_an_error(tmp_path) -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.quota import Quota
 from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
@@ -48,9 +49,11 @@ TWO = (
     RouteEdge("voice", "c", "out", "c", "text", 4, 4096),
 )
 PIPELINES = {
-    "one": Pipeline("one", "one", (), ONE, max_in_flight=2, max_queued=2),
+    "one": Pipeline("one", "one", (), ONE, max_in_flight=2, max_queued=2, max_queued_bytes=10),
     "two": Pipeline("two", "two", (), TWO, frozenset({"voice"}), max_in_flight=3, max_queued=1, timeout_s=30.0),
 }
+QUOTAS = {"small": Quota(0.5, 1, 1), "rated": Quota(4.0, requests_per_minute=30), "low": Quota(max_priority=0)}
+callers = st.sampled_from(["", "", "other", *QUOTAS])
 
 peers = st.builds(
     Peer,
@@ -73,6 +76,7 @@ routes = st.builds(
     st.sampled_from([ONE, TWO, ()]),
     st.integers(-1, 1),
     st.sampled_from([None, 5.0, 0.0, -1.0]),
+    key=callers,
 )
 
 
@@ -81,7 +85,7 @@ class Coordinator(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), PIPELINES)
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), PIPELINES, quotas=QUOTAS)
         self.now = 0.0
         self.timers: dict[tuple[str, str], float] = {}
         self.routes: dict[str, Route] = {}
@@ -165,10 +169,12 @@ class Coordinator(RuleBasedStateMachine):
         outputs=st.sampled_from([(), ("b",), ("c",), ("zzz",)]),
         priority=st.integers(-1, 1),
         timeout_s=st.sampled_from([None, 1.0, 0.0, -3.0]),
+        key=callers,
+        input_bytes=st.sampled_from([0, 0, 4, 11]),
         attempt=st.integers(0, 1),
     )
-    def submit(self, peer, request, pipeline, outputs, priority, timeout_s, attempt):
-        self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s, attempt=attempt))
+    def submit(self, peer, request, pipeline, outputs, priority, timeout_s, key, input_bytes, attempt):
+        self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s, key, "", input_bytes, attempt))
 
     @rule(peer=peers, request=requests, error=errors, wait=moments, which=st.integers(0, 5))
     def word_about_any_request(self, peer, request, error, wait, which):
@@ -264,17 +270,33 @@ class Coordinator(RuleBasedStateMachine):
         for name, admission in self.core._admission.items():
             mine = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in mine.items() if e.state is State.QUEUED}
-            assert admission._queued == queued
-            assert admission._in_flight == mine.keys() - queued
+            assert admission._queued.keys() == queued
+            assert admission._in_flight.keys() == mine.keys() - queued
             counts = admission.counts
             assert counts.queued <= counts.max_queued
             assert counts.in_flight <= counts.max_in_flight + sum(e.is_adopted for e in mine.values())
-            assert len(admission._heap) <= 2 * len(queued) + 17
+            assert counts.queued_bytes == sum(mine[r].submit.input_bytes for r in queued) <= counts.max_queued_bytes
 
     @invariant()
-    def nobody_waits_while_there_is_room(self):
+    def callers_keep_their_own_limits(self):
+        for row in self.core._status(self.now)["callers"]:
+            mine = [e for e in self.core._requests.values() if e.submit.key == row["caller"]]
+            mine = [e for e in mine if e.pipeline.name == row["pipeline"]]
+            num_queued = sum(e.state is State.QUEUED for e in mine)
+            assert (row["in_flight"], row["queued"]) == (len(mine) - num_queued, num_queued)
+            quota = QUOTAS.get(row["caller"], Quota())
+            assert quota.max_queued is None or num_queued <= quota.max_queued
+            num_adopted = sum(e.is_adopted for e in mine)
+            assert quota.max_in_flight is None or row["in_flight"] <= quota.max_in_flight + num_adopted
+            assert quota.max_priority is None or all(
+                e.submit.priority <= quota.max_priority or e.is_adopted for e in mine
+            )
+
+    @invariant()
+    def nobody_waits_who_may_run(self):
         for admission in self.core._admission.values():
-            assert admission.counts.queued == 0 or admission.counts.in_flight >= admission.counts.max_in_flight
+            if admission.counts.in_flight < admission.counts.max_in_flight:
+                assert all(admission._accounts[place.caller].is_held for place in admission._queued.values())
 
     @invariant()
     def running_requests_are_bound_and_ending_ones_have_a_timer(self):

@@ -61,8 +61,11 @@ def test_schedules_reach_every_kind_of_trouble():
         seen.update({"operations": 0 if world.supervisor is None else world.supervisor.num_done})
         seen.update({"forced": sum(operation.is_forced for operation in scenario.operations)})
         seen.update({"lossless": bool(world.loses_nothing and scenario.operations)})
+        for row in world.coordinator.core._status(0.0)["callers"]:
+            seen.update(row["refused_by"])
 
     wanted = [*GRAPHS, *EngineShape, "fast", "slow", "stuck", "done", "failed", "cancelled", "rejected", "adopted"]
+    wanted += ["overloaded", "quota_exceeded", "bad_input"]
     wanted += ["held", "restart", "drain", "scale_down", "operations", "forced", "lossless"]
     wanted += ["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
     assert [what for what in wanted if seen[what] == 0] == []

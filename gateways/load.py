@@ -1,0 +1,35 @@
+"""How busy the served pipelines are, and what the one who asks uses of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from omni_bus.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from omni_bus.client import BusClient
+
+ANSWER_S = 1.0
+"""The coordinator answers from its tables; one that hasn't after this does not."""
+
+
+async def load(client: BusClient, pipelines: Container[str], caller: str | None) -> dict[str, Any]:
+    """Return the part of ``/health`` that tells of load; nothing if the coordinator does not answer.
+
+    Args:
+        client: the bus.
+        pipelines: names of those that the gateway serves.
+        caller: who asks; None for somebody without a valid key, who is told of no caller.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            status = await client.admin("status")
+    except (TimeoutError, Unavailable):
+        return {}
+    rows = [row for row in status["callers"] if row["caller"] == caller and row["pipeline"] in pipelines]
+    own = {row["pipeline"]: {key: row[key] for key in ("in_flight", "queued", "refused")} for row in rows}
+    counts = {name: found for name, found in status["pipelines"].items() if name in pipelines}
+    return {"pipelines": counts} if caller is None else {"pipelines": counts, "caller": {"name": caller, "uses": own}}

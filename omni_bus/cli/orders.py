@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -112,5 +112,5 @@ class _Table:
         row.phase, row.fraction, row.pid = news.phase, news.fraction, news.pid
         row.ready_at = now if news.phase == "ready" else None
 
-    def render(self) -> object:
+    def render(self) -> Any:
         return process_table(self._rows.values())

@@ -37,10 +37,26 @@ if TYPE_CHECKING:
     from omni_bus.runtime.control import Outcome
 
 
+class Log(list[str]):
+    """Steps, in their order."""
+
+    def __init__(self) -> None:
+        self._has_grown = asyncio.Event()
+
+    def append(self, step: str) -> None:
+        super().append(step)
+        self._has_grown.set()
+
+    async def until(self, step: str) -> None:
+        while step not in self:
+            self._has_grown.clear()
+            await self._has_grown.wait()
+
+
 class Coordinator(FakeClient):
     """Answers what the supervisor asks, and keeps the order in which it did."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self.log = log
         self.outstanding: dict[str, int] = {}
@@ -114,7 +130,7 @@ class Made:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Made.now = self
-        self.log: list[str] = []
+        self.log = Log()
         Child.log, Child.broken, Child.clinging = self.log, set(), set()
         monkeypatch.setattr(supervisor_module, "Child", Child)
         edges = ("in.a -> llm.prompt", "llm.text -> voice.text", "voice.audio -> out.audio")
@@ -304,8 +320,7 @@ async def test_replica_that_is_down_is_started_with_all_its_restarts(made: Made)
 async def test_crash_while_it_is_drained_changes_nothing_of_the_aim(made: Made) -> None:
     ordered = asyncio.create_task(made.order(Restart(("llm.1",))))
     made.coordinator.is_idle.clear()
-    while "drain llm.1" not in made.log:
-        await asyncio.sleep(0)
+    await made.log.until("drain llm.1")
     made.process("llm.1").child.end(-signal.SIGSEGV)
     made.coordinator.is_idle.set()
 
@@ -352,8 +367,7 @@ async def test_drain_tells_what_still_runs(made: Made) -> None:
 async def test_drain_that_is_undone_meanwhile_says_so(made: Made) -> None:
     made.coordinator.is_idle.clear()
     draining = asyncio.create_task(made.order(Drain(("llm",))))
-    while "drain llm.0,llm.1" not in made.log:
-        await asyncio.sleep(0)
+    await made.log.until("drain llm.0,llm.1")
 
     assert (await made.order(Resume(("llm",)))).code == DONE
     made.coordinator.is_idle.set()
@@ -428,8 +442,7 @@ async def test_size_that_is_not_allowed_changes_nothing(made: Made, wanted: dict
 async def test_stage_takes_one_order_at_a_time_and_others_go_on(made: Made) -> None:
     Child.clinging.add("llm.0")
     first = asyncio.create_task(made.order(Restart(("llm.0",))))
-    while "SIGUSR1 llm.0" not in made.log:
-        await asyncio.sleep(0)
+    await made.log.until("SIGUSR1 llm.0")
 
     for order in (Restart(("llm.1",)), Scale({"llm": 3}), Drain(("llm",)), Resume(("llm",)), Restart()):
         outcome = await made.order(order)
@@ -444,8 +457,7 @@ async def test_stage_takes_one_order_at_a_time_and_others_go_on(made: Made) -> N
 async def test_closed_operations_change_nothing_more(made: Made) -> None:
     Child.clinging.add("llm.0")
     ordered = asyncio.create_task(made.order(Restart(("llm.0",))))
-    while "SIGUSR1 llm.0" not in made.log:
-        await asyncio.sleep(0)
+    await made.log.until("SIGUSR1 llm.0")
     made.operations.close()
     made.log.clear()
 

@@ -83,8 +83,7 @@ async def test_request_on_an_open_connection_is_served_and_is_its_last(monkeypat
         head, _ = await ask(reader, writer)
         assert "connection: close" not in head
         retiring = asyncio.create_task(former.retire())
-        while not former.server._is_retiring:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it has begun
 
         head, text = await ask(reader, writer)
 
@@ -140,7 +139,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not(monkeypatch) ->
         await ask(*used)
         half[1].write(b"GET /health HTTP/1.1\r\n")
         while not any(one._head_timer is not None for one in former.server._open.all):
-            await asyncio.sleep(0)
+            await ask(*used)
 
         retiring = asyncio.create_task(former.retire())
         for reader, _ in (idle, used):
@@ -191,7 +190,10 @@ async def test_drain_ends_what_a_retiring_gateway_waits_for(monkeypatch, with_re
                 await loop.sock_sendall(client, f"{head}Content-Length: {len(sent)}\r\n\r\n{sent}".encode())
                 await loop.sock_recv(client, 10)
             while not former.server._open.all:
-                await asyncio.sleep(0)
+                other = await asyncio.open_connection("127.0.0.1", served.port)
+                await ask(*other)
+                other[1].close()
+                await other[1].wait_closed()
             retiring = asyncio.create_task(former.retire())
             await asyncio.sleep(0)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
+    Command = Callable[..., subprocess.CompletedProcess[str]]
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 TWO_STAGES = """
@@ -54,9 +56,6 @@ QUIET = ("--log-level", "WARNING")
 
 def two_stages(*, llm: int = 2, relay: int = 2, more: str = "") -> str:
     return TWO_STAGES.format(llm=llm, relay=relay, more=more)
-
-
-Command = "Callable[..., subprocess.CompletedProcess[str]]"
 
 
 async def tell(omni_bus: Command, *arguments: str) -> str:

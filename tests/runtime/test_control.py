@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,15 +41,19 @@ class Supervisor:
         self.orders: list[Order] = []
         self.news: list[News] = []
         self.may_end = asyncio.Event()
-        self.has_begun = asyncio.Event()
+        self.begun = asyncio.Semaphore(0)
         self.num_ended = 0
         self.server = ControlServer(self.path, self.carry_out)
+
+    @property
+    def leaves_anything(self) -> bool:
+        return os.path.exists(self.path)
 
     async def carry_out(self, order: Order, say: Say) -> Outcome:
         self.orders.append(order)
         for news in self.news:
             say(news)
-        self.has_begun.set()
+        self.begun.release()
         await self.may_end.wait()
         self.num_ended += 1
         return Outcome(DONE, "did it")
@@ -60,7 +65,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     await made.server.start()
     yield made
     await made.server.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not made.leaves_anything
 
 
 def nothing(news: News) -> None:
@@ -105,8 +110,8 @@ async def test_news_come_before_the_outcome(supervisor: Supervisor) -> None:
 
 async def test_orders_are_carried_out_beside_each_other(supervisor: Supervisor) -> None:
     giving = [asyncio.create_task(give_order(supervisor.path, Scale({"llm": n}), nothing)) for n in range(3)]
-    while len(supervisor.orders) < 3:
-        await asyncio.sleep(0)
+    for _ in giving:
+        await supervisor.begun.acquire()
     supervisor.may_end.set()
 
     assert {(await each).code for each in giving} == {DONE}
@@ -114,7 +119,7 @@ async def test_orders_are_carried_out_beside_each_other(supervisor: Supervisor) 
 
 async def test_order_goes_on_when_its_giver_leaves(supervisor: Supervisor) -> None:
     giving = asyncio.create_task(give_order(supervisor.path, Restart(), nothing))
-    await supervisor.has_begun.wait()
+    await supervisor.begun.acquire()
     giving.cancel()
     supervisor.may_end.set()
 
@@ -124,7 +129,7 @@ async def test_order_goes_on_when_its_giver_leaves(supervisor: Supervisor) -> No
 
 async def test_close_breaks_orders_off_and_says_so(supervisor: Supervisor) -> None:
     giving = asyncio.create_task(give_order(supervisor.path, Restart(), nothing))
-    await supervisor.has_begun.wait()
+    await supervisor.begun.acquire()
 
     await supervisor.server.close()
 

@@ -96,7 +96,8 @@ class Operations:
     async def carry_out(self, order: Order, say: Say) -> Outcome:
         """Carry an order out, telling what becomes of each process."""
         if not self._supervisor.is_serving:
-            return Outcome(NOT_POSSIBLE, "the deployment is starting or stopping")
+            phase = "stopping" if self._supervisor.is_stopping else "still starting"
+            return Outcome(NOT_POSSIBLE, f"the deployment is {phase}")
 
         def tell(process: Process) -> None:
             say(News(process.name, process.phase, process.fraction, process.pid))
@@ -224,15 +225,16 @@ class Operations:
         patience = self._patience(order)
         with self._claimed(set(order.wanted), "scale"):
             self._check_scale(order.wanted)
-            words: list[str] = []
+            changed: list[str] = []
             for stage, wanted in order.wanted.items():
                 now = self._deployment.config.stages[stage].replicas
                 if wanted > now:
                     await self._add_replicas(stage, now, wanted)
                 for number in reversed(range(wanted, now)):
                     await self._remove_replica(stage, number, patience, say)
-                words.append(f"{stage} from {now} to {wanted}")
-        return _done(f"scaled {', '.join(words)}", patience)
+                if wanted != now:
+                    changed.append(f"{stage} from {now} to {wanted}")
+        return _done(f"scaled {', '.join(changed)}" if changed else "nothing to do: it is so already", patience)
 
     def _check_scale(self, wanted: dict[str, int]) -> None:
         """Refuse what can't be.

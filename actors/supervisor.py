@@ -234,6 +234,11 @@ class Supervisor:
         deployment.write()
 
     @property
+    def is_stopping(self) -> bool:
+        """A stop has begun."""
+        return self._is_stopping
+
+    @property
     def is_serving(self) -> bool:
         """The start is over, and no stop has begun."""
         has_started = self._started.done() and not self._started.cancelled() and self._started.exception() is None

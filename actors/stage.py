@@ -15,10 +15,11 @@ import msgspec
 
 from adapters import ADAPTERS
 from omni_bus.config.schema import StageConfig
-from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Stall, Start, Step, Suspend
 from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.core.stage import EngineShape, StageCore
-from omni_bus.engine import Context, Engine, EngineRequest, StepEngine, StreamingEngine
+from omni_bus.core.watchdog import WATCH
+from omni_bus.engine import Context, Engine, EngineRequest, SessionEngine, StepEngine, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
@@ -93,6 +94,7 @@ class StageActor:
             width=self.engine.max_num_seqs if isinstance(self.engine, StepEngine | StreamingEngine) else 1,
             max_resident=self.engine.max_resident if isinstance(self.engine, StepEngine) else 1,
             max_input_bytes=config.max_input_bytes,
+            step_timeout_s=step_timeout_of(self.engine, config.step_timeout_s),
         )
         self._member = Member(
             self._driver.me,
@@ -100,7 +102,7 @@ class StageActor:
             coordinator,
             stage=stage,
             replica=replica,
-            live=lambda: self._core.live_routes,
+            live=lambda: self._core.running,
             stats=lambda: self.stats,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
@@ -167,7 +169,7 @@ class StageActor:
 
     def on_taken(self, request: RequestId, port: str, payload: Payload) -> None:
         """The engine took an input."""
-        self._perform(self._core.on_taken(request, port, payload))
+        self._perform(self._core.on_taken(request, port, payload, self._driver.now))
 
     def request(self, request: RequestId) -> EngineRequest:
         """The request as the engine sees it."""
@@ -180,7 +182,7 @@ class StageActor:
             case Chunk() | Credit():
                 self._perform(self._core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
-                self._perform(self._member.on_frame(frame))
+                self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
@@ -188,14 +190,16 @@ class StageActor:
         self._perform(self._core.on_unsent(request, error, self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
-        del key
-        self._perform(self._member.on_timer(now))
+        self._perform(self._core.on_timer(now) if key == WATCH else self._member.on_timer(now))
 
     def _perform(self, effects: Sequence[StageEffect]) -> None:
         self._driver.perform(effects, self._perform_engine)
 
-    def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort) -> None:
-        self._host.perform(effect)
+    def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort | Stall) -> None:
+        if isinstance(effect, Stall):
+            self._perform(self._member.stalled(effect.seconds, self._driver.now))
+        else:
+            self._host.perform(effect)
 
     def _report(self, phase: str, fraction: float) -> None:
         """Called on the engine's thread while it loads; the line is written at once, in case the load crashes next."""
@@ -234,6 +238,13 @@ def shape_of(engine: Engine) -> EngineShape:
         return EngineShape.STREAMING
     assert isinstance(engine, StepEngine)
     return EngineShape.STEP_FED if engine.is_input_streamed else EngineShape.STEP
+
+
+def step_timeout_of(engine: Engine, step_timeout_s: float) -> float:
+    """Return when an engine counts as stuck; one with a fixed frame period is to wait for that between steps."""
+    if step_timeout_s and isinstance(engine, SessionEngine):
+        return step_timeout_s + engine.frame_period_s
+    return step_timeout_s
 
 
 async def run(deployment: Deployment, arguments: Sequence[str]) -> int:

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omni_bus.client import BusClient
+from omni_bus.core.absence import DEGRADED
 from omni_bus.core.administration import stage_of
 from omni_bus.core.member import COORDINATOR
+from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.restart import RestartPolicy
 from omni_bus.errors import StartFailed, Unavailable
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
 from omni_bus.runtime.deployment import SUPERVISOR
 from omni_bus.runtime.process import Child
+from omni_bus.wire.frames import Outlook
 
 if TYPE_CHECKING:
     import socket
@@ -39,6 +42,12 @@ EXIT_GRACE_S = 5.0
 HANG_GRACE_S = 3.0
 """A process that the coordinator lost is ended after this; one that left of its own will is gone by then."""
 
+FIRST_START_S = 1.0
+"""What a start takes, as far as is known before the first one."""
+
+DEGRADED_RETRY_S = 60.0
+"""Whoever needs a process that stays down is told to ask again after this: a person has to look first."""
+
 MAX_LAST_LINES = 20
 """Lines of plain output that are kept of each process, to be shown if it dies without saying why."""
 
@@ -49,7 +58,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     BACKING_OFF = "backing off"
-    DEGRADED = "degraded"
+    DEGRADED = DEGRADED
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -76,6 +85,8 @@ class Process:
         self.phase: str = Phase.STARTING
         self.fraction = 0.0
         self.started_at = 0.0
+        self.start_s = FIRST_START_S
+        """What its last start took."""
         self.ready_at: float | None = None
         self.error = ""
         self.exit = ""
@@ -90,6 +101,8 @@ class Process:
         """Its end is wanted."""
         self.is_surplus = False
         """And no other incarnation is to follow."""
+        self.retry_at = 0.0
+        """When whoever needs it may find it again."""
         self.watchdog: asyncio.TimerHandle | None = None
         self.backoff: asyncio.TimerHandle | None = None
 
@@ -187,6 +200,8 @@ class Supervisor:
                 self._deployment.coordinator_endpoint,
                 role="supervisor",
                 on_lost=self._lost,
+                on_introduce=self._tell_all,
+                on_silent=self._end_silent_coordinator,
             )
             for process in self.processes:
                 self.spawn(process)
@@ -258,8 +273,8 @@ class Supervisor:
         while self._client is not None and not self._is_stopping:
             try:
                 return await self._client.admin(op, **args())
-            except Unavailable:  # each new coordinator says once that the former one is lost
-                continue
+            except Unavailable:  # it is lost, or silent
+                await self._client.heard()
         raise Unavailable("the deployment is stopping")
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -358,6 +373,7 @@ class Supervisor:
             self._tell_change(process)
             return
         self._watch(process)
+        self._tell(process, process.start_s)
         self._tell_change(process)
 
     def _awaited(self, process: Process) -> list[str]:
@@ -441,6 +457,7 @@ class Supervisor:
         if process.ready_at is not None:
             return
         process.phase, process.fraction, process.ready_at = Phase.READY, 1.0, self._loop.time()
+        process.start_s = process.ready_at - process.started_at
         if process.watchdog is not None:
             process.watchdog.cancel()
             process.watchdog = None
@@ -472,6 +489,7 @@ class Supervisor:
     def _died(self, process: Process, how: str) -> None:
         if self._is_stopping or process.is_leaving:
             process.phase = Phase.STOPPED
+            self._tell(process, 0.0)
             if process.is_surplus and process in self.processes:
                 self.processes.remove(process)
         elif not self._started.done():
@@ -491,16 +509,34 @@ class Supervisor:
             why = _why(process, how)
             process.phase = Phase.DEGRADED
             logger.error("process stays down: its restarts are used up", extra={"fields": fields})
+            process.error = process.error or how
+            self._tell(process, DEGRADED_RETRY_S)
             if process.name == COORDINATOR and not self.failed.done():
                 lost = "nothing works without the coordinator, and its restarts are used up"
                 self.failed.set_result(StartFailed(f"{lost}\n{why}"))
             return
         process.phase = Phase.BACKING_OFF
+        process.error = process.error or how
+        self._tell(process, delay_s + process.start_s)
         process.num_restarts += 1
         logger.warning("process died", extra={"fields": fields})
         process.backoff = self._loop.call_later(delay_s, self.spawn, process)
 
-    def _lost(self, peer: Peer) -> None:
+    def _tell(self, process: Process, retry_after_s: float) -> None:
+        """Have the coordinator know what becomes of a replica that it does not hear."""
+        process.retry_at = self._loop.time() + retry_after_s
+        if self._client is not None and process.is_stage and not self._is_stopping:
+            stage, _, replica = process.name.rpartition(".")
+            outlook = Outlook(process.name, stage, int(replica), process.phase, process.error, retry_after_s)
+            self._client.tell_outlook(outlook)
+
+    def _tell_all(self) -> None:
+        """A new coordinator knows nothing of those that are away."""
+        for process in self.processes:
+            if process.ready_at is None:
+                self._tell(process, max(0.0, process.retry_at - self._loop.time()))
+
+    def _lost(self, peer: Peer, reason: str) -> None:
         """The coordinator hears nothing of an actor any more: a process that hangs is ended, to be restarted.
 
         One that still loads has the start limit instead: loading may keep a process from its heartbeats.
@@ -509,11 +545,20 @@ class Supervisor:
             is_it = process.peer is not None and process.peer.sender == peer.sender
             is_serving = process.ready_at is not None and not self._is_stopping and not process.is_leaving
             if is_it and is_serving and process.child is not None:
-                self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child)
+                self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child, reason)
 
-    def _end_hung(self, process: Process, child: Child) -> None:
+    def _end_silent_coordinator(self) -> None:
+        """It answers nobody; unless it has only just come, it hangs."""
+        for process in self.processes:
+            if process.name != COORDINATOR or process.child is None or process.ready_at is None:
+                continue
+            patience_s = MISSED_HEARTBEATS * self._deployment.config.heartbeat_s
+            if self._loop.time() - process.ready_at > patience_s:
+                self._end_hung(process, process.child, "it answers no heartbeats")
+
+    def _end_hung(self, process: Process, child: Child, reason: str) -> None:
         if child.exit_code is None and not self._is_stopping:
-            process.error = "it hung: the coordinator heard nothing of it"
+            process.error = f"it hung: {reason}"
             child.signal(signal.SIGKILL)
 
     def _drop_timers(self, process: Process) -> None:

@@ -46,7 +46,7 @@ class WorkOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fail_at_step: StepIndex | None = None
     """The request fails instead of running this step (its first is 0)."""
     hang_at_step: StepIndex | None = None
-    """The engine hangs in this step of a request until it is closed."""
+    """The engine hangs in this step of a request until it is closed; a step engine with `busy` burns time meanwhile."""
     crash_at_step: StepIndex | None = None
     """The process dies in this step of a request."""
     crash_with: CrashKind = "exit"
@@ -222,12 +222,15 @@ class Workload:
         """
         for plan, index in plans:
             _crash_if_due(plan, index)
+        is_busy = any(plan.busy for plan, _ in plans)
         if any(plan.hang_at_step == index for plan, index in plans):
             self._hung += 1
+            if is_busy:
+                burn(math.inf, self._closing.is_set)
             self._closing.wait()
             self._hung -= 1
         slowest = max(plan.step_time_s for plan, _ in plans)
-        if any(plan.busy for plan, _ in plans):
+        if is_busy:
             burn(slowest, self._closing.is_set)
         elif slowest:
             self._closing.wait(slowest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.errors import Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
 
-ROUND_TIMEOUT_S = 2.0
-"""The coordinator bounds its pings by one second; one that hasn't answered after this is gone."""
+ROUND_TIMEOUT_S = 1.5
+"""The coordinator bounds its pings by one second; one that hasn't answered after this is gone. Whoever asks hears the
+truth within two seconds."""
 
 _STAGE_KEYS = (
     "replica",
@@ -24,6 +26,7 @@ _STAGE_KEYS = (
     "is_live",
     "is_drained",
     "elapsed_s",
+    "reason",
     "round_trip_s",
     "stats",
 )
@@ -47,7 +50,7 @@ class Health:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 return await self._client.admin("health")
-        except TimeoutError:
+        except (TimeoutError, Unavailable):  # it has been silent for long, or was lost with the question
             return None
 
 
@@ -87,7 +90,7 @@ def report(
 
 def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stages: dict[str, dict[str, Any]]) -> str:
     if rows is None:
-        return f"the coordinator does not answer (waited {ROUND_TIMEOUT_S:g} s)"
+        return "the coordinator does not answer"
     reasons = [_stage_reason(name, stages[name]["replicas"]) for name in needed]
     return "; ".join(reason for reason in reasons if reason)
 
@@ -97,11 +100,13 @@ def _stage_reason(name: str, replicas: list[dict[str, Any]]) -> str:
         return ""
     if not replicas:
         return f"stage {name} has no replica"
-    words = (f"replica {replica['replica']} {_in_words(replica)}" for replica in replicas)
-    return f"stage {name}: {', '.join(words)}"
+    return f"stage {name}: {', '.join(_replica_words(replica) for replica in replicas)}"
 
 
-def _in_words(replica: dict[str, Any]) -> str:
-    if replica["elapsed_s"] is None or (replica["is_live"] and replica["is_ready"]):  # not here, or drained
-        return f"is {replica['phase']}"
-    return f"is in phase '{replica['phase']}' ({replica['elapsed_s']} s)" if replica["is_live"] else "does not answer"
+def _replica_words(replica: dict[str, Any]) -> str:
+    name, phase, reason = f"replica {replica['replica']}", replica["phase"], replica.get("reason", "")
+    if phase == "ready":  # so it told last
+        return f"{name} {reason}"
+    if replica.get("is_drained") or replica["elapsed_s"] is None:
+        return f"{name} is {phase}"
+    return f"{name} is in phase '{phase}' ({replica['elapsed_s']} s)" + (f": {reason}" if reason else "")

@@ -35,6 +35,7 @@ from omni_bus.wire.frames import (
     Finish,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Refused,
     Route,
@@ -85,11 +86,12 @@ class Request:
         self._unconsumed: Item | None = None
         self._error: OmniBusError | None = None
         self._is_over = False
+        self._route: Route | None = None
 
     @property
     def route(self) -> Route:
-        """Where the request runs."""
-        return self._admitted.result()
+        """Where the request runs; another one after a replica was lost before the first output."""
+        return self._admitted.result() if self._route is None else self._route
 
     @property
     def is_over(self) -> bool:
@@ -158,7 +160,7 @@ class Request:
         """Wait for the coordinator's answer; giving up the wait cancels the request.
 
         Raises:
-            Refused: no capacity, a limit of the caller's own, or a stage is missing.
+            Refused: no capacity, a limit of the caller's own, a stage is missing, or the coordinator does not answer.
             BadInput: the pipeline or an output is unknown.
             DeadlineExceeded: the time limit passed while it waited, or certainly would.
             RequestCancelled: somebody else cancelled it, or the client closed.
@@ -172,7 +174,8 @@ class Request:
     # --- called by the client ---------------------------------------------------------------------------------
 
     def on_admitted(self, route: Route) -> None:
-        """The coordinator admitted it."""
+        """The coordinator admitted it, once or, over another route, twice."""
+        self._route = route
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -221,11 +224,15 @@ class BusClient:
         listen: str,
         coordinator_endpoint: str,
         role: Role = "client",
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
+        self._on_introduce = on_introduce
+        self._on_silent = on_silent
         self._driver = Driver(
             name,
             listen,
@@ -237,9 +244,10 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.live_routes)
+        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+        self._heard = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -251,8 +259,10 @@ class BusClient:
         *,
         role: Role = "client",
         timeout_s: float | None = None,
-        on_lost: Callable[[Peer], None] | None = None,
+        on_lost: Callable[[Peer, str], None] | None = None,
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
+        on_introduce: Callable[[], None] | None = None,
+        on_silent: Callable[[], None] | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -262,14 +272,16 @@ class BusClient:
             coordinator_endpoint: where the coordinator listens; it may start later.
             role: ``gateway`` for what outlives requests, ``client`` for a visitor.
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
-            on_lost: called with each actor that the coordinator calls lost or that left.
+            on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
+            on_introduce: called when a coordinator that does not know this client has been told who it is.
+            on_silent: called with each heartbeat while the coordinator has left several unanswered.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena)
+        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -316,7 +328,7 @@ class BusClient:
         request = Request(self, new_request_id())
         self.requests[request.id] = request
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
-        self.perform(self.core.submit(submit, params or {}))
+        self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
         return request
 
@@ -325,6 +337,7 @@ class BusClient:
 
         Raises:
             UnknownName: no such operation.
+            Unavailable: the coordinator was lost, or has not answered for several heartbeats.
         """
         self._num_calls += 1
         call = self._num_calls
@@ -335,6 +348,11 @@ class BusClient:
             return await future
         finally:
             del self._calls[call]
+
+    async def heard(self) -> None:
+        """Wait until the coordinator says something: within a heartbeat, if there is one."""
+        self._heard.clear()
+        await self._heard.wait()
 
     def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
         """Tell the coordinator that an actor's process has ended; only a supervisor is believed.
@@ -356,6 +374,10 @@ class BusClient:
             ValueError: `num_bytes` is negative.
         """
         return self._driver.allocate(num_bytes)
+
+    def tell_outlook(self, outlook: Outlook) -> None:
+        """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
+        self.perform(self._member.outlook(outlook))
 
     def ready(self) -> None:
         """Tell the coordinator that this gateway serves."""
@@ -391,22 +413,25 @@ class BusClient:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
-        del now
         match frame:
             case Chunk() | Credit():
-                self.perform(self.core.on_frame(sender, frame))
+                self.perform(self.core.on_frame(sender, frame, now))
             case Welcome() | Refused() | Introduce() | Ping() | Lost():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
-                self.perform(self._member.on_frame(frame))
+                self.core.on_coordinator_heard()
+                self._heard.set()
+                self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
-                    self.perform(self.core.on_coordinator_changed())
+                    self.perform(self.core.on_coordinator_changed(now))
+                    if self._on_introduce is not None:
+                        self._on_introduce()
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
-                        self._on_lost(frame.peer)
+                        self._on_lost(frame.peer, frame.reason)
             case _:
-                self.perform(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType] (others are refused there)
+                self.perform(self.core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
@@ -414,6 +439,10 @@ class BusClient:
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key
         self.perform(self._member.on_timer(now))
+        if self._member.is_coordinator_silent:
+            self.perform(self.core.on_coordinator_silent())
+            if self._on_silent is not None:
+                self._on_silent()
 
     def _perform(self, effect: Any) -> None:
         match effect:

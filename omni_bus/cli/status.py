@@ -74,6 +74,9 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
         phase = f"{actor['phase']} {actor['fraction']:.0%}" if is_loading else actor["phase"]
         table.add_row(actor["actor"], phase, _duration(actor["elapsed_s"]), trip, *counts)
     console.print(table)
+    for actor in actors:
+        if reason := actor.get("reason"):
+            console.print(f"{actor['actor']}: {reason}")
     for name, counts in status["pipelines"].items():
         console.print(
             f"pipeline {name}: {counts['in_flight']} of {counts['max_in_flight']} in flight, "

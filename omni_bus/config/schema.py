@@ -36,6 +36,9 @@ class StageConfig(msgspec.Struct, frozen=True):
     """Threads of each replica; by default the cores are shared out evenly over all replicas of all stages."""
     max_input_bytes: Count = 256 * 1024 * 1024
     """Input that one request may hold in the stage before it is refused."""
+    step_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    """An engine that makes no progress for so long, in a step or with a request that has all it needs, is stuck: the
+    replica is restarted. 0 lets it take for ever. Loading is not meant; that has `start_timeout_s`."""
     params: dict[str, Any] = {}
     """The adapter's parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``."""
     options: dict[str, Any] = {}

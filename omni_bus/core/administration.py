@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from omni_bus.core.absence import RESTARTING
 from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
 from omni_bus.errors import BadInput, Unavailable
 from omni_bus.wire.frames import AdminReply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from omni_bus.core.membership import Actor
     from omni_bus.core.pipeline import Pipeline
@@ -75,9 +76,13 @@ class Administration:
         """Return the ready replicas that may get new requests."""
         return [actor for actor in replicas if actor.peer.actor not in self._arrangement.drained]
 
-    def is_drained(self, stage: str) -> bool:
-        """Whether replicas of the stage are kept from new requests."""
-        return any(stage_of(name) == stage for name in self._arrangement.drained)
+    def is_drained(self, replica: str) -> bool:
+        """Whether a replica is kept from new requests."""
+        return replica in self._arrangement.drained
+
+    def is_returning(self, replica: str) -> bool:
+        """Whether a replica is being restarted."""
+        return replica in self._arrangement.returning
 
     def is_awaited(self, stage: str) -> bool:
         """Whether replicas of the stage have yet to say hello to this new coordinator.
@@ -121,34 +126,33 @@ class Administration:
         """Return what a row about a stage's replica says beside its own word."""
         if actor.role != "stage":
             return {}
-        is_drained = actor.peer.actor in self._arrangement.drained
-        fields: dict[str, Any] = {"is_drained": is_drained}
-        if actor.stage in self._arrangement.wanted:
-            fields["wanted"] = self._arrangement.wanted[actor.stage]
-        if is_drained and actor.is_ready:
+        fields = self.marks(actor.peer.actor, actor.stage)
+        if fields["is_drained"] and actor.is_ready:
             fields["phase"] = "draining" if outstanding else "drained"
         return fields
 
-    def absent(self, here: Iterable[Actor]) -> list[dict[str, Any]]:
-        """Return a row for each wanted replica that is not here."""
-        names = {actor.peer.actor for actor in here}
+    def marks(self, replica: str, stage: str) -> dict[str, Any]:
+        """Return what every row about a replica says, whether it is here or not."""
+        wanted = self._arrangement.wanted
+        return {"is_drained": self.is_drained(replica), **({"wanted": wanted[stage]} if stage in wanted else {})}
+
+    def unheard(self, known: Container[str]) -> list[dict[str, Any]]:
+        """Return a row for each wanted replica of which nothing was heard."""
         return [
             {
                 "actor": f"{stage}.{replica}",
                 "role": "stage",
                 "stage": stage,
                 "replica": replica,
-                "phase": "restarting" if f"{stage}.{replica}" in self._arrangement.returning else "down",
+                "phase": RESTARTING if self.is_returning(f"{stage}.{replica}") else "down",
                 "fraction": 0.0,
                 "is_ready": False,
                 "is_live": False,
                 "elapsed_s": None,
-                "is_drained": f"{stage}.{replica}" in self._arrangement.drained,
-                "wanted": wanted,
             }
             for stage, wanted in self._arrangement.wanted.items()
             for replica in range(wanted)
-            if f"{stage}.{replica}" not in names
+            if f"{stage}.{replica}" not in known
         ]
 
     # --- waiting for actors to have nothing left ----------------------------------------------------------

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.core.absence import Absences
 from omni_bus.core.administration import Administration, Arrangement, error_for_cut
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
+from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import error_for_lost, stage_lost
+from omni_bus.core.recovery import Recovery, error_for_lost, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
@@ -42,16 +44,18 @@ from omni_bus.wire.frames import (
     Goodbye,
     Heartbeat,
     Hello,
-    Inquire,
     Introduce,
     Lost,
+    Outlook,
     Pong,
     Progress,
     Ready,
     Refused,
     Reject,
+    Reroute,
     Route,
     RouteEdge,
+    Stalled,
     Submit,
     Welcome,
 )
@@ -103,8 +107,10 @@ class CoordinatorCore:
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
-        self._bindings = Bindings()
         self._administration = Administration(arrangement, awaited)
+        self._absences = Absences(self._membership, self._administration.is_drained)
+        self._recovery = Recovery(self._bindable, self._absences)
+        self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
         self._held: dict[RequestId, None] = {}
@@ -112,8 +118,17 @@ class CoordinatorCore:
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
+        self._adoption = Adoption(
+            pipelines,
+            self._membership,
+            bindings=self._bindings,
+            admission=self._admission,
+            requests=self._requests,
+            tombstones=self._tombstones,
+            patience_s=self._patience_s,
+        )
         self._is_draining = False
-        self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0}
+        self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
         self._received: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
 
@@ -161,19 +176,21 @@ class CoordinatorCore:
             return self._on_hello(sender, frame, now)
         actor = self._membership.get(sender)
         if actor is None:
-            return self._on_stranger(sender, frame)
+            return self._on_stranger(sender, frame, now)
         actor.seen_at = now
         match frame:
             case Heartbeat(num_live=num_live):
-                # Nobody would ever end what a stage holds beyond what is bound to it; its hello lists it.
-                has_surplus = actor.role == "stage" and num_live > self._bindings.outstanding(sender)
-                return [Send(actor.peer, Introduce())] if has_surplus else []
+                return self._on_heartbeat(actor, num_live)
             case Progress(phase=phase, fraction=fraction):
                 actor.phase, actor.fraction = phase, fraction
                 return []
             case Ready():
                 actor.is_ready, actor.phase = True, "ready"
-                return [self._report_ready(actor, now), *self._run_held(now)]
+                return [self._report_ready(actor, now), *self._resume(now), *self._run_held(now)]
+            case Stalled():
+                return self._on_stalled(sender, frame, now)
+            case Outlook() if actor.role == "supervisor":
+                return self._on_outlook(frame, now)
             case Goodbye(reason=reason, is_settled=is_settled):
                 effects = self._on_goodbye(actor, now)
                 return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
@@ -216,6 +233,8 @@ class CoordinatorCore:
                 return self._check_adopted(of, now)
             case "left":
                 return self._end_early(of, RequestCancelled("the client is gone"), now)
+            case "recover":
+                return self._end_recovery(of, now)
             case "alive":
                 return self._check_alive(of, now)
             case "health":
@@ -232,7 +251,8 @@ class CoordinatorCore:
         """Admit nothing any more; waiting requests are refused, running ones go on."""
         self._is_draining = True
         effects: list[Common] = []
-        for request in [r for r, entry in self._requests.items() if entry.state in (State.QUEUED, State.HELD)]:
+        waiting = (State.QUEUED, State.HELD, State.RECOVERING)
+        for request in [r for r, entry in self._requests.items() if entry.state in waiting]:
             effects += self._end_early(request, self._stopping(), now)
         return effects
 
@@ -257,6 +277,7 @@ class CoordinatorCore:
         effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
         is_new = self._membership.get(sender) is None
         actor = self._membership.join(hello, now)
+        self._absences.join(actor)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
@@ -264,14 +285,9 @@ class CoordinatorCore:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
-        listed = {route.request for route in hello.live}
-        effects += [
-            Send(actor.peer, Inquire(request))
-            for request, entry in self._requests.items()
-            if entry.is_adopted and request not in listed and actor.peer in (entry.client, *entry.pending.values())
-        ]
-        for route in hello.live:
-            effects += self._adopt(actor, route, now)
+        effects += self._adoption.on_hello(actor, hello, now)
+        if actor.is_ready:
+            effects += self._resume(now)
         return effects + (self._run_held(now) if is_new else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
@@ -279,11 +295,11 @@ class CoordinatorCore:
         fields = {"name": actor.peer.actor, "incarnation": f"{actor.peer.incarnation:016x}"}
         return Report("actor ready", {**fields, "after_s": round(now - actor.since, 3)})
 
-    def _on_stranger(self, sender: Sender, frame: AnyFrame) -> list[Common]:
+    def _on_stranger(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
         if isinstance(frame, Heartbeat):
             return [Send(Peer(sender.actor, sender.incarnation, frame.endpoint), Introduce())]
-        return []
+        return self._on_stalled(sender, frame, now) if isinstance(frame, Stalled) else []
 
     @property
     def _patience_s(self) -> float:
@@ -297,6 +313,34 @@ class CoordinatorCore:
         if now < due:
             return [SetTimer(("alive", name), due)]
         return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
+
+    def _on_heartbeat(self, actor: Actor, num_live: int) -> list[Common]:
+        if actor.role != "stage":
+            return [Send(actor.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s))]
+        # Nobody would ever end what a stage holds beyond what is bound to it; its hello lists it.
+        has_surplus = self._bindings.outstanding(actor.sender) < min(num_live, MAX_ROUTES)
+        return [Send(actor.peer, Introduce())] if has_surplus else []
+
+    def _on_stalled(self, sender: Sender, stalled: Stalled, now: float) -> list[Common]:
+        """Give up a stage whose engine is stuck. Its supervisor ends it; that may join later than its first word."""
+        reason = f"its engine has made no progress for {stalled.seconds:.3g} s"
+        actor = self._membership.get(sender)
+        if actor is not None:
+            return self._on_leave(actor, reason, now)
+        if stalled.peer.sender != sender:
+            return [Report("stall of somebody else", {"sender": sender.actor, "claims": stalled.peer.actor})]
+        told: list[Common] = [
+            Send(other.peer, Lost(stalled.peer, reason)) for other in self._membership if other.role == "supervisor"
+        ]
+        return [*told, Forget(stalled.peer)]
+
+    def _on_outlook(self, outlook: Outlook, now: float) -> list[Common]:
+        """Learn why a replica is away; nobody waits for one that does not come back."""
+        self._absences.take(outlook, now)
+        effects: list[Common] = []
+        for request, error in self._recovery.hopeless(now):
+            effects += self._end_early(request, error, now)
+        return effects
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -317,6 +361,7 @@ class CoordinatorCore:
             is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
         """
         self._membership.leave(actor)
+        self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
@@ -326,8 +371,9 @@ class CoordinatorCore:
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
+        effects += self._resume(now)
         # After the requests' own errors, which know more than a client can conclude from this.
-        effects += [Send(other.peer, Lost(actor.peer)) for other in self._membership]
+        effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
 
     def _lose(self, request: RequestId, entry: Request, actor: Actor, now: float) -> list[Common]:
@@ -344,83 +390,61 @@ class CoordinatorCore:
         # By name and incarnation: a route that was told by somebody else may have another address of it.
         for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
             self._release(entry, stage)
-        return self._end_early(request, error, now) + self._settle(request, entry, now)
-
-    def _adopt(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Learn of a running request from who takes part in it: this coordinator is new, or had given the actor up."""
-        is_client = route.gateway == actor.peer
-        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
-            return []
-        request = route.request
-        entry = self._requests.get(request)
-        if entry is None and request not in self._tombstones and route.pipeline in self._pipelines:
-            return self._take_over(actor, route, now)
-        if entry is not None and (entry.route != route or entry.state is State.RUNNING):
-            return []
-        if not is_client:
-            if entry is not None and actor.stage not in entry.pending:
-                entry.pending[actor.stage] = actor.peer
-                self._bindings.rebind(actor.sender)
-            return [Send(actor.peer, Cancel(request, "the request ended"))]
-        error = self._error_for_client(route) if entry is None else entry.error
-        return [] if error is None else [Send(actor.peer, Failed(request, error))]
-
-    def _error_for_client(self, route: Route) -> ErrorInfo | None:
-        """What a client that still waits for an ended request is told; None if its last chunks are under way."""
-        pipeline = self._pipelines.get(route.pipeline)
-        if pipeline is None:
-            return unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
-        error = self._tombstones.epitaph(route.request)
-        absent = [stage for stage, peer in route.stages.items() if self._membership.get(peer.sender) is None]
-        if error is None and absent:
-            return stage_lost(absent[0], route, pipeline).to_info()
-        return error
-
-    def _take_over(self, actor: Actor, route: Route, now: float) -> list[Common]:
-        """Run a former coordinator's request on, and ask all who take part what became of it."""
-        request = route.request
-        entry = Request(
-            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
-            client=route.gateway,
-            pipeline=self._pipelines[route.pipeline],
-            edges=route.edges,
-            received_at=now,
-            deadline=None if route.timeout_s is None else now + route.timeout_s,
-            state=State.RUNNING,
-            route=route,
-            pending=dict(route.stages),
-            is_adopted=True,
-        )
-        self._requests[request] = entry
-        self._admission[route.pipeline].adopt(request, route.key, now)
-        for peer in route.stages.values():
-            self._bindings.rebind(peer.sender)
-        effects: list[Common] = [
-            Send(peer, Inquire(request))
-            for peer in (route.gateway, *route.stages.values())
-            if peer != actor.peer and self._membership.get(peer.sender) is not None
-        ]
-        if entry.deadline is not None:
-            effects.append(SetTimer(("deadline", request), entry.deadline))
-        return [*effects, SetTimer(("adopted", request), now + self._patience_s)]
+        return self._give_up(request, entry, error, now)
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
         entry = self._requests.get(request)
-        if entry is None or entry.route is None:
+        if entry is None:
             return []
-        absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
-        is_client_absent = self._membership.get(entry.client.sender) is None
-        if not absent and not is_client_absent:
+        absent, error = self._adoption.missing(entry)
+        if error is None:
             return []
-        if is_client_absent:
-            entry.wants_ack = False
-            error: OmniBusError = RequestCancelled("the client's gateway is gone")
-        else:
-            error = stage_lost(absent[0], entry.route, entry.pipeline)
+        entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        return self._end_early(request, error, now) + self._settle(request, entry, now)
+        return self._give_up(request, entry, error, now) + self._resume(now)
+
+    # --- recovery -----------------------------------------------------------------------------------------
+
+    def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
+        """End a request that lost an actor, and put up its successor if it may have one."""
+        found = None if self._is_draining else successor_of(entry, error)
+        if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
+            return self._end_early(request, error, now) + self._settle(request, entry, now)
+        name, successor = found
+        # It waits before its predecessor's place is free, and so goes ahead of the queue.
+        self._requests[name] = successor
+        effects = self._recovery.wait(name, successor, now)
+        if successor.deadline is not None:
+            effects.append(SetTimer(("deadline", name), successor.deadline))
+        effects += self._end_early(request, error, now, successor=name)
+        return effects + self._settle(request, entry, now)
+
+    def _resume(self, now: float) -> list[Common]:
+        """Offer those for admission again whose stages all have a replica now."""
+        effects: list[Common] = []
+        for request, entry in self._recovery.take_ready():
+            entry.move("replicas ready")
+            effects.append(DropTimer(("recover", request)))
+            if self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run:
+                effects += self._run(request, entry, now)
+            effects += self._admit_waiting(entry.pipeline.name, now)
+        return effects
+
+    def _strand(self, request: RequestId, entry: Request, error: Unavailable, now: float) -> list[Common]:
+        """Have a request whose turn it is wait for a stage that lost its last replica, if one may come in time."""
+        if not self._recovery.may_wait(entry, error.stage, now):
+            return self._end_early(request, error, now)
+        self._held.pop(request, None)
+        entry.move("no replica")
+        self._admission[entry.pipeline.name].leave(request, now)
+        return self._recovery.wait(request, entry, now) + self._admit_waiting(entry.pipeline.name, now)
+
+    def _end_recovery(self, request: RequestId, now: float) -> list[Common]:
+        """No replica came in time."""
+        error = self._recovery.error_after_wait(request, now)
+        return self._resume(now) if error is None else self._end_early(request, error, now)
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -457,17 +481,20 @@ class CoordinatorCore:
         pipeline = self._pipelines.get(submit.pipeline)
         if pipeline is None:
             raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
-        if submit.request in self._requests or submit.request in self._tombstones:
+        if self._is_used(submit.request):
             raise self._used(submit)
         if self._is_draining:
             raise self._stopping()
         edges = pipeline.needed(submit.outputs)
-        self._replicas(edges)
+        self._replicas(edges, now)
         timeout_s = submit.timeout_s if submit.timeout_s is not None else pipeline.timeout_s
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded(f"timeout_s is {timeout_s:g}: the time limit had passed before the request came")
         deadline = None if timeout_s is None else now + timeout_s
         return Request(submit, actor.peer, pipeline, edges, now, deadline)
+
+    def _is_used(self, request: RequestId) -> bool:
+        return request in self._requests or request in self._tombstones
 
     def _used(self, submit: Submit) -> OmniBusError:
         """Return the error for an id that is known: who repeats what ended was not there to be told."""
@@ -481,35 +508,31 @@ class CoordinatorCore:
             f"the request was given up: {error.message}", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
         )
 
-    def _replicas(self, edges: Iterable[RouteEdge]) -> dict[str, list[Actor]] | None:
+    def _bindable(self, stage: str) -> list[Actor]:
+        return self._administration.bindable(self._membership.replicas(stage))
+
+    def _replicas(self, edges: Iterable[RouteEdge], now: float) -> dict[str, list[Actor]] | None:
         """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
 
         Raises:
             Unavailable: a stage has none, and none is coming back.
         """
-        names = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}
-        administration = self._administration
-        replicas = {name: administration.bindable(self._membership.replicas(name)) for name in sorted(names)}
-        if any(administration.is_awaited(name) for name in names):
+        names = needed_stages(edges)
+        if any(self._administration.is_awaited(name) for name in names):
             return None
+        replicas = {name: self._bindable(name) for name in names}
         missing = [name for name, found in replicas.items() if not found]
         for name in missing:
-            if not administration.is_coming_back(name):
-                why = " (drained)" if administration.is_drained(name) else ""
-                raise Unavailable(
-                    f"stage '{name}' has no replica that can serve{why}",
-                    stage=name,
-                    is_retry_safe=True,
-                    retry_after_s=RETRY_AFTER_S,
-                )
+            if not self._administration.is_coming_back(name):
+                raise self._absences.unavailable(name, now)
         return None if missing else replicas
 
     def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
         try:
-            replicas = self._replicas(entry.edges)
+            replicas = self._replicas(entry.edges, now)
         except Unavailable as error:
-            return self._end_early(request, error, now)
+            return self._strand(request, entry, error, now)
         if replicas is None:
             if entry.state is State.QUEUED:
                 entry.move("held")
@@ -527,6 +550,7 @@ class CoordinatorCore:
             timeout_s=None if entry.deadline is None else max(0.0, entry.deadline - now),
             trace=entry.submit.trace,
             key=entry.submit.key,
+            is_retry=entry.cause is not None,
         )
         entry.pending = dict(stages)
         entry.move("admitted")
@@ -578,23 +602,27 @@ class CoordinatorCore:
         entry.move("all stages let go")
         return self._end(request, "", now)
 
-    def _end_early(self, request: RequestId, error: OmniBusError, now: float) -> list[Common]:
+    def _end_early(self, request: RequestId, error: OmniBusError, now: float, successor: str = "") -> list[Common]:
         """Tell the client, once, and have every stage that is still at work let go."""
         entry = self._requests.get(request)
         if entry is None or entry.state is State.ENDING:
             return []
-        outcome = "cancelled" if isinstance(error, RequestCancelled) else "failed"
+        outcome = "rerouted" if successor else "cancelled" if isinstance(error, RequestCancelled) else "failed"
         self._ended[outcome] += 1
-        was_queued = entry.state in (State.QUEUED, State.HELD)
+        was_waiting = entry.state in (State.QUEUED, State.HELD, State.RECOVERING)
         entry.move("ended early")
         entry.error = error.to_info()
         effects: list[Common] = [DropTimer(("deadline", request)), entry.account(outcome, error, now)]
         if not entry.wants_ack and not entry.has_client_left:
-            reject = Reject(request, entry.error, entry.submit.attempt)
-            effects.append(Send(entry.client, reject if was_queued else Failed(request, entry.error)))
-        if was_queued:
+            frame = Failed(request, entry.error)
+            if was_waiting:
+                frame = Reject(request, entry.error, entry.submit.attempt)
+            elif successor:
+                frame = Reroute(request, successor, entry.error)
+            effects += self._to_members(frame, entry.client)
+        if was_waiting:
             return effects + self._end(request, "", now)
-        effects += [Send(peer, Cancel(request, error.code)) for peer in entry.pending.values()]
+        effects += self._to_members(Cancel(request, error.code), *entry.pending.values())
         if entry.pending:
             effects.append(SetTimer(("cancel", request), now + CANCEL_RETRY_S))
         return effects + self._settle(request, entry, now)
@@ -603,23 +631,28 @@ class CoordinatorCore:
         entry = self._requests.get(request)
         if entry is None or not entry.pending:
             return []
-        again: list[Common] = [Send(peer, Cancel(request, "again")) for peer in entry.pending.values()]
+        again = self._to_members(Cancel(request, "again"), *entry.pending.values())
         return [*again, SetTimer(("cancel", request), now + CANCEL_RETRY_S)]
+
+    def _to_members(self, frame: AnyFrame, *peers: Peer) -> list[Common]:
+        """Send to those who are here: an adopted request may name peers that never were, and a hello tells the rest."""
+        return [Send(peer, frame) for peer in peers if self._membership.get(peer.sender) is not None]
 
     def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
         """The one place where a request leaves; its place goes to the next one that waits."""
         entry = self._requests.pop(request)
         self._held.pop(request, None)
+        self._recovery.leave(request)
         self._tombstones.bury(request, entry.error)
         effects: list[Common] = []
         if outcome:
             self._ended[outcome] += 1
             effects.append(entry.account(outcome, None, now))
-        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left")]
+        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left", "recover")]
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request, now)
-        return effects + self._admit_waiting(entry.pipeline.name, now)
+        return effects + self._resume(now) + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
         """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""
@@ -658,13 +691,12 @@ class CoordinatorCore:
             case "health":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
-                absent = self._administration.absent(self._membership)
-                return list(self._health.begin(actor.peer, frame.call, others, now, self._marks, absent))
+                return self._health.begin(actor.peer, frame.call, others, self._absent(now), now, self._marks)
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
             case "arrange":
                 self._administration.arrange(frame.args)
-                return [Send(actor.peer, AdminReply(frame.call)), *self._run_held(now)]
+                return [Send(actor.peer, AdminReply(frame.call)), *self._resume(now), *self._run_held(now)]
             case "drain":
                 return self._administration.drain(actor.peer, frame.call, frame.args, now)
             case _:
@@ -690,6 +722,13 @@ class CoordinatorCore:
     def _marks(self, actor: Actor) -> dict[str, Any]:
         return self._administration.describe(actor, self._bindings.outstanding(actor.sender))
 
+    def _absent(self, now: float) -> list[dict[str, Any]]:
+        """Return a row for each replica that should be here and is not."""
+        rows = self._absences.rows(now)
+        known = {*(actor.peer.actor for actor in self._membership), *(row["actor"] for row in rows)}
+        rows += self._administration.unheard(known)
+        return [row | self._administration.marks(row["actor"], row["stage"]) for row in rows]
+
     def _status(self, now: float) -> dict[str, Any]:
         return {
             "is_draining": self._is_draining,
@@ -707,5 +746,5 @@ class CoordinatorCore:
                 }
                 for actor in self._membership
             ]
-            + self._administration.absent(self._membership),
+            + self._absent(now),
         }

@@ -111,6 +111,11 @@ class ReceiveCredit:
         """Chunks and charged bytes that came and were not consumed."""
         return Grant(self._buffered_chunks, self._buffered_bytes)
 
+    @property
+    def num_buffered(self) -> int:
+        """Chunks that came and were not consumed."""
+        return self._buffered_chunks
+
     def receive(self, size: int) -> None:
         """Account for a chunk that arrived.
 

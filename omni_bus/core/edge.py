@@ -148,6 +148,11 @@ class InEdge:
         """Chunks and charged bytes that wait to be consumed."""
         return self._credit.buffered
 
+    @property
+    def num_unconsumed(self) -> int:
+        """Chunks that wait to be consumed."""
+        return self._credit.num_buffered
+
     def accept(self, chunk: Chunk) -> None:
         """Take the next chunk.
 

@@ -111,14 +111,20 @@ class Abort(msgspec.Struct, frozen=True, gc=False):
     request: RequestId
 
 
-StageEffect: TypeAlias = Common | Start | Add | Feed | Suspend | Resume | Step | Abort
+class Stall(msgspec.Struct, frozen=True):
+    """Give this actor up (`Member.stalled`): its engine has made no progress for so long."""
+
+    seconds: float
+
+
+StageEffect: TypeAlias = Common | Start | Add | Feed | Suspend | Resume | Step | Abort | Stall
 
 
 # --- a client core to its application -----------------------------------------------------------------------
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The request runs; input may be sent."""
+    """The request runs; input may be sent. Comes again, with another route, if a replica is lost before any output."""
 
     request: RequestId
     route: Route

@@ -29,7 +29,7 @@ def unmarked(actor: Actor) -> dict[str, Any]:
 
 class _Round:
     def __init__(
-        self, asker: Peer, call: int, actors: list[Actor], now: float, marks: Marks, absent: list[dict[str, Any]]
+        self, asker: Peer, call: int, actors: list[Actor], absent: list[dict[str, Any]], now: float, marks: Marks
     ) -> None:
         self.asker = asker
         self.call = call
@@ -54,23 +54,23 @@ class Health:
         asker: Peer,
         call: int,
         actors: Iterable[Actor],
+        absent: list[dict[str, Any]],
         now: float,
         marks: Marks = unmarked,
-        absent: list[dict[str, Any]] | None = None,
     ) -> list[Common]:
-        """Ping every actor.
+        """Ping every actor; rows of the absent go into the answer as they are.
 
         Args:
             asker: who gets the answer.
             call: which question of it this is.
             actors: whom to ping.
+            absent: rows of those that should be here and are not.
             now: monotonic seconds.
             marks: further fields of an actor's row.
-            absent: rows of those that should be here and are not.
         """
         self._num_rounds += 1
         nonce = self._num_rounds
-        round_ = _Round(asker, call, list(actors), now, marks, absent or [])
+        round_ = _Round(asker, call, list(actors), absent, now, marks)
         self._rounds[nonce] = round_
         if not round_.actors:
             return self._end(nonce)
@@ -96,5 +96,7 @@ class Health:
 
     def _end(self, nonce: int) -> list[Common]:
         round_ = self._rounds.pop(nonce)
+        for sender in round_.waiting:
+            round_.rows[sender]["reason"] = f"does not answer (waited {ROUND_TRIP_S:g} s)"
         reply = AdminReply(round_.call, [*round_.rows.values(), *round_.absent])
         return [DropTimer(("health", str(nonce))), Send(round_.asker, reply)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
+from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -14,6 +15,7 @@ from omni_bus.wire.frames import (
     Hello,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
@@ -22,6 +24,7 @@ from omni_bus.wire.frames import (
     Role,
     Route,
     StageStats,
+    Stalled,
     Welcome,
 )
 
@@ -40,6 +43,13 @@ def coordinator_peer(endpoint: str) -> Peer:
     return Peer(COORDINATOR, 0, endpoint)
 
 
+class Running(NamedTuple):
+    """A request that an actor holds, and since when, in its monotonic seconds."""
+
+    route: Route
+    since: float
+
+
 class Member:
     """The part that every actor but the coordinator shares."""
 
@@ -51,7 +61,7 @@ class Member:
         *,
         stage: str = "",
         replica: int = 0,
-        live: Callable[[], tuple[Route, ...]] = tuple,
+        live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
     ) -> None:
         self.me = me
@@ -64,11 +74,13 @@ class Member:
         self._stats = stats
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
+        self._num_unanswered = 0
+        self._stalled_s = 0.0
 
     def start(self, now: float) -> list[Common]:
         """Say hello; from now on beat."""
         self._beat_at = now
-        return [self._to_coordinator(self._hello()), SetTimer(_BEAT, now + self._heartbeat_s)]
+        return [self._to_coordinator(self._introduction(now)), SetTimer(_BEAT, now + self._heartbeat_s)]
 
     def progress(self, phase: str, fraction: float) -> list[Common]:
         """Tell how far the start is."""
@@ -81,7 +93,17 @@ class Member:
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
-        return [self._to_coordinator(Lost(peer, is_settled))]
+        return [self._to_coordinator(Lost(peer, is_settled=is_settled))]
+
+    def outlook(self, outlook: Outlook) -> list[Common]:
+        """Tell what is known of a replica that does not serve."""
+        return [self._to_coordinator(outlook)]
+
+    def stalled(self, seconds: float, now: float) -> list[Common]:
+        """Tell that this actor's engine is stuck; from now on it takes part in nothing any more."""
+        self.is_ready = False
+        self._stalled_s = seconds
+        return [self._to_coordinator(self._introduction(now))]
 
     def goodbye(self, reason: str, *, is_settled: bool = False) -> list[Common]:
         """Tell that this actor leaves, and whether all that it sent has arrived."""
@@ -91,15 +113,25 @@ class Member:
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""
         self._beat_at = now
+        self._num_unanswered += 1
         heartbeat = Heartbeat(self.me.endpoint, len(self._live()))
         return [self._to_coordinator(heartbeat), SetTimer(_BEAT, now + self._heartbeat_s)]
 
-    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost) -> list[Common]:
+    @property
+    def is_coordinator_silent(self) -> bool:
+        """So many heartbeats in a row were not answered that nobody should wait for the coordinator.
+
+        They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
+        """
+        return self._num_unanswered > MISSED_HEARTBEATS
+
+    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost, now: float) -> list[Common]:
         """Answer the coordinator.
 
         Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, and after a `Lost` its
         `on_peer_lost`, and carries those effects out after these.
         """
+        self._num_unanswered = 0
         match frame:
             case Welcome(heartbeat_s=heartbeat_s):
                 if heartbeat_s == self._heartbeat_s:
@@ -110,14 +142,26 @@ class Member:
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
-                return [self._to_coordinator(self._hello())]
+                return [self._to_coordinator(self._introduction(now))]
             case Ping(nonce=nonce):
                 return [self._to_coordinator(Pong(nonce, self._stats()))]
             case Lost(peer=peer):
                 return [Forget(peer)]
 
-    def _hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, self.me, self._role, self._stage, self._replica, self.is_ready, self._live())
+    def _introduction(self, now: float) -> Hello | Stalled:
+        if self._stalled_s:
+            return Stalled(self.me, self._stage, self._replica, self._stalled_s)
+        live = self._live()
+        return Hello(
+            PROTOCOL_VERSION,
+            self.me,
+            self._role,
+            self._stage,
+            self._replica,
+            self.is_ready,
+            tuple(running.route for running in live),
+            tuple(round(max(0.0, now - running.since), 3) for running in live),
+        )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:
         return Send(self.coordinator, frame)

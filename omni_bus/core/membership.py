@@ -66,7 +66,7 @@ class Membership:
         return actor if actor is not None and actor.peer.incarnation == sender.incarnation else None
 
     def named(self, name: str) -> Actor | None:
-        """The actor of that name, in whichever incarnation."""
+        """The actor of that name, whatever its incarnation."""
         return self._by_name.get(name)
 
     def former(self, hello: Hello) -> Actor | None:
@@ -101,7 +101,10 @@ class Membership:
             del self._by_name[actor.peer.actor]
             self._by_stage.get(actor.stage, {}).pop(actor.peer.actor, None)
 
+    def present(self, stage: str) -> list[Actor]:
+        """The stage's replicas, in order of their numbers."""
+        return sorted(self._by_stage.get(stage, {}).values(), key=lambda actor: actor.replica)
+
     def replicas(self, stage: str) -> list[Actor]:
-        """The stage's replicas that can serve, in order of their numbers."""
-        found = (actor for actor in self._by_stage.get(stage, {}).values() if actor.is_ready)
-        return sorted(found, key=lambda actor: actor.replica)
+        """Those that can serve."""
+        return [actor for actor in self.present(stage) if actor.is_ready]

@@ -1,7 +1,9 @@
 """One request as the coordinator knows it: its states, what is bound to it, and the account of how it ended.
 
-It is QUEUED, HELD while a replica that it needs is coming back, then RUNNING over a bound route, then, when something
-ends it early, ENDING until every stage has said that it let go.
+It is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has said
+that it let go. HELD comes between for one whose turn came while a replica that it needs is being restarted. RECOVERING
+comes before QUEUED for the successor of a request that lost a replica, and after it for one whose turn came while a
+stage had none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class State(Enum):
     QUEUED = "queued"
     """Waits for a place under the pipeline's limit."""
     HELD = "held"
-    """Has its place, and waits for a replica that is coming back."""
+    """Has its place, and waits for a replica that is being restarted."""
+    RECOVERING = "recovering"
+    """Waits, not for long, for a replica of a stage that has lost its last one."""
     RUNNING = "running"
     """Bound; its stages work."""
     ENDING = "ending"
@@ -35,8 +39,14 @@ class State(Enum):
 
 
 TRANSITIONS: dict[State, dict[str, State | None]] = {
-    State.QUEUED: {"admitted": State.RUNNING, "held": State.HELD, "ended early": None},
-    State.HELD: {"admitted": State.RUNNING, "ended early": None},
+    State.QUEUED: {
+        "admitted": State.RUNNING,
+        "held": State.HELD,
+        "no replica": State.RECOVERING,
+        "ended early": None,
+    },
+    State.HELD: {"admitted": State.RUNNING, "no replica": State.RECOVERING, "ended early": None},
+    State.RECOVERING: {"replicas ready": State.QUEUED, "ended early": None},
     State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
     State.ENDING: {"all stages let go": None},
 }
@@ -63,6 +73,10 @@ class Request(msgspec.Struct):
     """Why it ends early."""
     is_adopted: bool = False
     """A former coordinator admitted it."""
+    recover_by: float | None = None
+    """Until then it waits for a replica; None before it ever had to."""
+    cause: ErrorInfo | None = None
+    """Of a successor: the loss that it recovers from."""
     has_client_left: bool = False
     """The client said goodbye: nothing can be sent to it."""
     stats: dict[str, RequestStats] = {}

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import Abort, Add, Feed, Resume, Send, StageEffect, Start, Step, Suspend
+from omni_bus.core.member import Running
 from omni_bus.core.scheduler import Scheduler
 from omni_bus.core.tombstones import Tombstones
+from omni_bus.core.watchdog import Watchdog
 from omni_bus.engine import EngineRequest, Failure, Finished, Output, Starved
 from omni_bus.errors import BadFrame, InputTooLarge, OmniBusError, StageFailed
 from omni_bus.wire.frames import (
@@ -80,6 +82,8 @@ class _Live:
         self.route = route
         self.state = state
         self.opened_at = now
+        self.moved_at = now
+        """When the engine last did something for it, or came to owe that."""
         self.first_output_at: float | None = None
         self.engine_request: EngineRequest | None = None
         self.in_edges: dict[EdgeId, InEdge | None] = dict.fromkeys(route.incoming(stage))
@@ -110,6 +114,12 @@ class _Live:
         return all(edge is not None and edge.is_closed for edge in self.in_edges.values())
 
     @property
+    def can_advance(self) -> bool:
+        """Nothing that others do can be what an engine waits for which runs it by itself."""
+        has_input = all(edge is not None and (edge.is_closed or edge.num_unconsumed) for edge in self.in_edges.values())
+        return has_input and not self.is_suspended
+
+    @property
     def is_blocked(self) -> bool:
         for edge in self.out_edges.values():  # noqa: SIM110 (asked for every output; `any` takes twice as long)
             if edge.is_blocked:
@@ -128,6 +138,7 @@ class StageCore:
         width: requests in one step, or running at once on a streaming engine.
         max_resident: requests that may hold engine memory at once.
         max_input_bytes: input that one request may hold here before it is refused.
+        step_timeout_s: an engine that makes no progress for so long is stuck; 0: it may take for ever.
     """
 
     def __init__(
@@ -140,6 +151,7 @@ class StageCore:
         width: int,
         max_resident: int,
         max_input_bytes: int,
+        step_timeout_s: float = 0.0,
     ) -> None:
         self.stage = stage
         self._coordinator = coordinator
@@ -149,7 +161,9 @@ class StageCore:
         self._live: dict[RequestId, _Live] = {}
         self._tombstones: Tombstones[Done | Failed | Cancelled] = Tombstones()
         self._scheduler = Scheduler(width, width if shape is EngineShape.STREAMING else max_resident)
+        self._watchdog = Watchdog(stage, step_timeout_s)
         self._is_stepping = False
+        self._stepping_since = 0.0
         self._batch: tuple[RequestId, ...] = ()
         self._num_steps = 0
         self._ended = {"done": 0, "failed": 0, "cancelled": 0}
@@ -158,9 +172,9 @@ class StageCore:
     # --- what others may ask ------------------------------------------------------------------------------
 
     @property
-    def live_routes(self) -> tuple[Route, ...]:
-        """Routes of the requests whose end the coordinator waits for."""
-        return tuple(live.route for live in self._live.values() if live.report is None)
+    def running(self) -> tuple[Running, ...]:
+        """The requests whose end the coordinator waits for."""
+        return tuple(Running(live.route, live.opened_at) for live in self._live.values() if live.report is None)
 
     @property
     def stats(self) -> StageStats:
@@ -185,7 +199,7 @@ class StageCore:
         try:
             match frame:
                 case Chunk():
-                    return self._on_chunk(sender, frame)
+                    return self._on_chunk(sender, frame, now)
                 case Credit():
                     return self._on_credit(sender, frame, now)
                 case Open():
@@ -193,7 +207,7 @@ class StageCore:
                 case Close():
                     return self._on_close(sender, frame, now)
                 case Cancel():
-                    return self._on_cancel(request)
+                    return self._on_cancel(request, now)
                 case Inquire():
                     return self._on_inquire(request)
         except OmniBusError as error:
@@ -233,9 +247,9 @@ class StageCore:
         if state is State.GATHERING:
             return live, []
         self._enqueue(live)
-        return live, self._start()
+        return live, self._start(now)
 
-    def _on_chunk(self, sender: Sender, frame: Chunk) -> list[StageEffect]:
+    def _on_chunk(self, sender: Sender, frame: Chunk, now: float) -> list[StageEffect]:
         found = self._in_edge(sender, frame.request, frame.edge)
         if found is None:
             return []
@@ -244,7 +258,7 @@ class StageCore:
         if live.state is State.FLUSHING:
             return self._consumed(live, edge, frame.payload)
         if self._shape is not EngineShape.STEP:
-            return self._feed(live, edge, (frame.payload,), is_last=False)
+            return self._feed(live, edge, (frame.payload,), now, is_last=False)
         live.input_bytes += size_of(frame.payload)
         if live.input_bytes > self._max_input_bytes:
             raise InputTooLarge(
@@ -264,12 +278,12 @@ class StageCore:
         if live.state is State.FLUSHING:
             return self._after_output(live, now)
         if self._shape is not EngineShape.STEP:
-            return self._feed(live, edge, (), is_last=True)
+            return self._feed(live, edge, (), now, is_last=True)
         if not live.is_input_complete:
             return []
         live.move("input complete")
         self._enqueue(live)
-        return self._start()
+        return self._start(now)
 
     def _on_credit(self, sender: Sender, frame: Credit, now: float) -> list[StageEffect]:
         live = self._live.get(frame.request)
@@ -281,7 +295,7 @@ class StageCore:
             return []
         return _sent(edge, edge.grant(frame)) + self._after_output(live, now)
 
-    def _on_cancel(self, request: RequestId) -> list[StageEffect]:
+    def _on_cancel(self, request: RequestId, now: float) -> list[StageEffect]:
         live = self._live.get(request)
         if live is None:
             if request not in self._tombstones:
@@ -292,9 +306,9 @@ class StageCore:
             return []
         if live.state is State.RUNNING:
             live.is_cancel_owed = True
-            return [self._abort(live, "cancelled")]
+            return [self._abort(live, "cancelled", now)]
         self._end(request, "cancelled", Cancelled(request))
-        return [Send(self._coordinator, Cancelled(request)), *self._start()]
+        return [Send(self._coordinator, Cancelled(request)), *self._start(now)]
 
     def _on_inquire(self, request: RequestId) -> list[StageEffect]:
         """A new coordinator may have missed how the request ended."""
@@ -307,6 +321,18 @@ class StageCore:
         return self._fail(request, error, now)
 
     # --- the engine ---------------------------------------------------------------------------------------
+
+    def on_timer(self, now: float) -> list[StageEffect]:
+        """The watchdog's timer is due."""
+        owing = [self._stepping_since] if self._is_stepping else []
+        is_idle = not self._is_stepping
+        for live in self._live.values():
+            if live.state is State.RUNNING or live.state is State.ABORTING:
+                is_idle = False
+            runs_by_itself = self._shape is EngineShape.STREAMING and live.state is State.RUNNING
+            if live.state is State.ABORTING or (runs_by_itself and live.can_advance):
+                owing.append(live.moved_at)
+        return self._watchdog.on_timer(min(owing, default=None), now, is_idle=is_idle)
 
     def on_events(self, events: Iterable[Event], now: float) -> list[StageEffect]:
         """Take what the engine says of its requests."""
@@ -322,6 +348,7 @@ class StageCore:
         return effects
 
     def _on_event(self, live: _Live, event: Event, now: float) -> list[StageEffect]:
+        live.moved_at = now
         match event:
             case Output(port=port, payload=payload):
                 return self._on_output(live, port, payload, now)
@@ -348,7 +375,7 @@ class StageCore:
                 for edge, payload in used:
                     effects += self._consumed(live, edge, payload)
         self._batch = ()
-        return effects + self._start()
+        return effects + self._start(now)
 
     def on_aborted(self, request: RequestId, now: float) -> list[StageEffect]:
         """The engine holds nothing of the request any more."""
@@ -358,13 +385,14 @@ class StageCore:
         live.move("engine let go")
         self._end(request, live.outcome, live.report or Cancelled(request, 1))
         owed: list[StageEffect] = [Send(self._coordinator, Cancelled(request, 1))] if live.is_cancel_owed else []
-        return owed + self._start()
+        return owed + self._start(now)
 
-    def on_taken(self, request: RequestId, port: str, payload: Payload) -> list[StageEffect]:
+    def on_taken(self, request: RequestId, port: str, payload: Payload, now: float) -> list[StageEffect]:
         """A streaming engine took an input payload: its sender gets the credit back."""
         live = self._live.get(request)
         if live is None or live.state is not State.RUNNING:
             return []
+        live.moved_at = now
         edge = next(edge for edge in live.in_edges.values() if edge is not None and edge.port == port)
         return self._consumed(live, edge, payload)
 
@@ -393,7 +421,7 @@ class StageCore:
             credit = None if edge is None else edge.discard()
             if edge is not None and credit is not None:
                 effects.append(Send(edge.source, credit))
-        return effects + self._after_output(live, now) + self._start()
+        return effects + self._after_output(live, now) + self._start(now)
 
     def _after_output(self, live: _Live, now: float) -> list[StageEffect]:
         """Suspend, resume or complete a request, by whether its outputs could be sent."""
@@ -413,9 +441,10 @@ class StageCore:
             self._scheduler.suspend(request)
         else:
             self._scheduler.resume(request)
+        live.moved_at = now
         if self._shape is EngineShape.STREAMING:
             return [Suspend(request) if live.is_suspended else Resume(request)]
-        return self._start()
+        return self._start(now)
 
     # --- inside -------------------------------------------------------------------------------------------
 
@@ -430,12 +459,14 @@ class StageCore:
         assert wanted is not None
         return wanted
 
-    def _start(self) -> list[StageEffect]:
+    def _start(self, now: float) -> list[StageEffect]:
         """Give free slots to waiting requests, then step if there is something to step."""
         effects: list[StageEffect] = []
         for request in self._scheduler.start():
             live = self._live[request]
             live.move("slot free")
+            live.moved_at = now
+            effects += self._watchdog.watch(now)
             if self._shape is EngineShape.STREAMING:
                 effects.append(Start(request))
             else:
@@ -448,6 +479,7 @@ class StageCore:
         batch = self._scheduler.batch()
         if batch:
             self._is_stepping = True
+            self._stepping_since = now
             self._batch = batch
             for request in batch:
                 live = self._live[request]
@@ -456,7 +488,9 @@ class StageCore:
             effects.append(Step(batch))
         return effects
 
-    def _feed(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], *, is_last: bool) -> list[StageEffect]:
+    def _feed(
+        self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], now: float, *, is_last: bool
+    ) -> list[StageEffect]:
         """Bring input to an engine that takes it as it comes; before there is a slot, credit bounds what is held."""
         request = live.route.request
         if live.state is State.WAITING:
@@ -465,12 +499,14 @@ class StageCore:
             return []
         if live.state is not State.RUNNING:
             return []
+        if edge.num_unconsumed == len(payloads):  # it may have waited for this
+            live.moved_at = now
         effects: list[StageEffect] = [Feed(request, edge.port, payloads, is_last)]
         if self._shape is EngineShape.STREAMING:
             return effects
         self._scheduler.wake(request)
         self._give(live, edge, payloads)
-        return effects + self._start()
+        return effects + self._start(now)
 
     def _give(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...]) -> None:
         """Note input of a step-fed engine: its credit goes back after a step with it, not before.
@@ -521,14 +557,15 @@ class StageCore:
         report = live.report = Failed(request, error.to_info())
         effects: list[StageEffect] = [Send(self._coordinator, report)]
         if live.state is State.RUNNING:
-            return [*effects, self._abort(live, "failed")]
+            return [*effects, self._abort(live, "failed", now)]
         self._end(request, "failed", report)
-        return effects + self._start()
+        return effects + self._start(now)
 
-    def _abort(self, live: _Live, outcome: str) -> Abort:
+    def _abort(self, live: _Live, outcome: str, now: float) -> Abort:
         """Take a request out of steps and have the engine drop it; its slot stays taken until it did."""
         live.move(outcome)
         live.outcome = outcome
+        live.moved_at = now
         self._scheduler.starve(live.route.request)
         return Abort(live.route.request)
 

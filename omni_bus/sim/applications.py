@@ -13,9 +13,11 @@ from omni_bus.wire.frames import Submit
 
 if TYPE_CHECKING:
     from omni_bus.core.effects import ClientEffect
+    from omni_bus.errors import OmniBusError
     from omni_bus.ids import RequestId
     from omni_bus.sim.processes import GatewayProcess
     from omni_bus.sim.scenario import RequestPlan
+    from omni_bus.wire.frames import Route
     from omni_bus.wire.payloads import Payload
 
 READ_S = {"fast": 0.0005, "slow": 0.4}
@@ -30,9 +32,12 @@ class _Run:
         self.may_be_refused = may_be_refused
         """A stage may not have been ready yet when it was submitted."""
         self.num_events = 0
+        self.num_outputs = 0
         self.left: dict[str, int] = {}
         self.waits: set[str] = set()
         self.ended_ports: set[str] = set()
+        self.wire_ids: list[RequestId] = []
+        """Under which it was admitted: its own, and that of its successor."""
 
 
 class Application:
@@ -82,8 +87,9 @@ class Application:
                 if is_lost and self._world.loses_nothing:
                     raise Violation(f"{request} is lost for no reason: {error}")
                 self._world.ledger.end(request)
-            case Admitted(request=request):
-                self._on_admitted(request)
+                self._check_loss(request, run, error)
+            case Admitted(request=request, route=route):
+                self._on_admitted(request, route)
             case Writable(request=request, port=port):
                 self._on_writable(request, port)
             case Deliver(request=request, port=port, payload=payload):
@@ -114,7 +120,9 @@ class Application:
             key=plan.key,
             input_bytes=plan.input_bytes,
         )
-        self._process.carry(self._process.core.submit(submit, params))
+        if plan.timeout_s is not None:
+            self._world.deadlines[request] = self._world.now + plan.timeout_s
+        self._process.carry(self._process.core.submit(submit, params, self._world.now))
         self._count(request, run)
 
     def _count(self, request: RequestId, run: _Run) -> None:
@@ -122,6 +130,17 @@ class Application:
         if run.num_events == run.plan.cancel_after_events and request in self._runs:
             self._world.after(self._world.rng.random() * 0.001, self._cancel, request)
         run.num_events += 1
+
+    def _check_loss(self, request: RequestId, run: _Run, error: OmniBusError | None) -> None:
+        """Where nothing but stages fail, no user hears of a loss that could have been mended.
+
+        Raises:
+            Violation: one did.
+        """
+        is_mendable = isinstance(error, StageLost) and error.is_retry_safe and not run.num_outputs
+        kinds = {fault.kind for fault in self._world.scenario.faults}
+        if is_mendable and kinds <= {"kill_stage", "hang"} and not self._world.was_rerouted(request):
+            raise Violation(f"{request} ended with {error} though it had put nothing out")
 
     def _cancel(self, request: RequestId) -> None:
         if self._process.is_alive and self._runs.pop(request, None) is not None:
@@ -131,10 +150,14 @@ class Application:
 
     # --- input --------------------------------------------------------------------------------------------
 
-    def _on_admitted(self, request: RequestId) -> None:
+    def _on_admitted(self, request: RequestId, route: Route) -> None:
         run = self._run(request)
-        route = self._process.core._calls[request].route
-        assert route is not None
+        run.wire_ids.append(route.request)
+        if len(run.wire_ids) > 1:
+            self._world.num_rerouted += 1
+            if len(run.wire_ids) > 2 or run.num_outputs:
+                raise Violation(f"{request} begins anew as {run.wire_ids} after {run.num_outputs} outputs")
+            return
         for port in dict.fromkeys(route.edges[edge].source_port for edge in route.outgoing(IN)):
             run.left[port] = run.plan.num_inputs
             self._world.after(self._world.rng.expovariate(1 / run.plan.input_s), self._write, request, port)
@@ -171,7 +194,8 @@ class Application:
         run = self._run(request)
         if port in run.ended_ports:
             raise Violation(f"{request} delivers on {port}, which ended")
-        self._world.ledger.receive(request, self._source(run, port), f"{OUT}.{port}", payload)
+        run.num_outputs += 1
+        self._world.ledger.receive(run.wire_ids[-1], self._source(run, port), f"{OUT}.{port}", payload)
         if run.plan.reader != "stuck":
             delay_s = self._world.rng.expovariate(1 / READ_S[run.plan.reader])
             self._world.after(delay_s, self._consume, request, port, payload)
@@ -187,7 +211,8 @@ class Application:
         if port in run.ended_ports:
             raise Violation(f"{request} ends {port} twice")
         run.ended_ports.add(port)
-        self._world.ledger.receive_end(request, self._source(run, port), f"{OUT}.{port}")
+        run.num_outputs += 1
+        self._world.ledger.receive_end(run.wire_ids[-1], self._source(run, port), f"{OUT}.{port}")
         self._count(request, run)
 
     def _source(self, run: _Run, port: str) -> str:

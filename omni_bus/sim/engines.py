@@ -77,13 +77,12 @@ class ScriptedEngine:
     # --- step engines -------------------------------------------------------------------------------------
 
     def _run_orders(self) -> None:
-        while self._orders and not self._is_stepping and self.process.is_alive:
+        while self._orders and not self._is_stepping and self.process.is_alive and not self.is_hung:
             effect = self._orders.popleft()
             if isinstance(effect, Step):
                 self._is_stepping = True
                 duration = self.rng.expovariate(1 / self.world.scenario.step_s)
-                if not self.is_hung:
-                    self.world.after(duration, self._end_step, effect.requests)
+                self.world.after(duration, self._end_step, effect.requests)
             elif isinstance(effect, Abort):
                 self._scripts.pop(effect.request, None)
                 self.process.carry(self.process.core.on_aborted(effect.request, self.world.now))
@@ -207,7 +206,7 @@ class ScriptedEngine:
             self._wake(script)
 
     def _end_abort(self, request: RequestId) -> None:
-        if self.process.is_alive:
+        if self.process.is_alive and not self.is_hung:
             self.process.carry(self.process.core.on_aborted(request, self.world.now))
             self.process.check(request)
 
@@ -251,4 +250,4 @@ class ScriptedEngine:
         payload = script.waiting[port].popleft()
         self.process.receive(script.request, port, payload)
         script.budget += self.rng.choice((0, 1, 1, 2))
-        self.process.carry(self.process.core.on_taken(script.request, port, payload))
+        self.process.carry(self.process.core.on_taken(script.request, port, payload, self.world.now))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
 
 if TYPE_CHECKING:
     from omni_bus.sim.scenario import FaultPlan
     from omni_bus.sim.world import World
+
+HANG_GRACE_S = 0.5
+"""From the word that an engine is stuck to the end of its process."""
 
 CUT_AFTER_S = 2.0
 """From the order to drain to the grace limit."""
@@ -21,6 +25,7 @@ class Faults:
         self._world = world
         self._plans = list(world.scenario.faults)
         self._num_running = 0
+        self._hung: dict[Process, FaultPlan] = {}
         self.last_at = 0.0
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
 
@@ -62,8 +67,14 @@ class Faults:
         world.cut(process)
         process.die()
         world.on_death(process.name)
+        self._supervise(process, "degraded" if plan.down_s is None else "backing off", plan.down_s or 60.0)
         if plan.down_s is not None:
             self._later(plan.down_s, self._restart, process)
+
+    def _supervise(self, process: Process, phase: str, retry_after_s: float) -> None:
+        supervisor = self._world.supervisor
+        if supervisor is not None:
+            self._world.after(self._world.rng.random() * 0.002, supervisor.on_exit, process, phase, retry_after_s)
 
     def _restart(self, process: Process) -> None:
         world = self._world
@@ -88,12 +99,24 @@ class Faults:
         self.last_at = max(self.last_at, until)
 
     def _hang(self, plan: FaultPlan) -> None:
-        """An engine stops for ever; a watchdog kills its process."""
+        """An engine stops for ever; once its watchdog has noticed, somebody kills its process."""
         process = self._pick(StageProcess)
-        if isinstance(process, StageProcess):
+        if isinstance(process, StageProcess) and not process.engine.is_hung:
             self._world.trace("hang", process)
             process.engine.is_hung = True
-            self._later(3.0, self._kill, process, plan)
+            self._hung[process] = plan
+
+    def end_stalled(self, process: StageProcess) -> None:
+        """A process whose engine is stuck is to be ended.
+
+        Raises:
+            Violation: its engine is not.
+        """
+        if not process.engine.is_hung:
+            raise Violation(f"{process.name} is called stuck and is not")
+        plan = self._hung.pop(process, None)
+        if plan is not None:
+            self._later(HANG_GRACE_S, self._kill, process, plan)
 
     def _drain(self) -> None:
         process = self._world.coordinator

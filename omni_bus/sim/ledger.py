@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from omni_bus.core.recovery import origin
 from omni_bus.wire.payloads import Text
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Ledger:
         index = self.received[request, source, receiver]
         self.received[request, source, receiver] = index + 1
         text = payload.text if isinstance(payload, Text) else ""
-        if not text.startswith(f"{request}|{source}|{index}|"):
+        if not text.startswith(f"{_sender(request, source)}|{source}|{index}|"):
             raise Violation(f"{receiver} got {text[:40]!r} where chunk {index} of {source} of {request} was due")
 
     def receive_end(self, request: RequestId, source: str, receiver: str) -> None:
@@ -58,12 +59,13 @@ class Ledger:
         Raises:
             Violation: the end came early.
         """
-        if source.startswith("in.") and self.ends[request]:
+        sender = _sender(request, source)
+        if source.startswith("in.") and self.ends[sender]:
             return  # a client that has all its outputs cuts its inputs short; nobody uses what a stage makes of them
-        if (request, source) not in self.finished:
+        if (sender, source) not in self.finished:
             raise Violation(f"{receiver} saw the end of {source} of {request}, which had not ended")
-        if self.received[request, source, receiver] != self.emitted[request, source]:
-            got, sent = self.received[request, source, receiver], self.emitted[request, source]
+        if self.received[request, source, receiver] != self.emitted[sender, source]:
+            got, sent = self.received[request, source, receiver], self.emitted[sender, source]
             raise Violation(f"{receiver} saw the end of {source} of {request} after {got} of {sent} chunks")
 
     def end(self, request: RequestId) -> None:
@@ -75,3 +77,8 @@ class Ledger:
         self.ends[request] += 1
         if self.ends[request] > 1:
             raise Violation(f"{request} ended twice")
+
+
+def _sender(request: RequestId, source: str) -> RequestId:
+    """Return the id under which `source` works: a client's input is that of the request which it made, always."""
+    return origin(request) if source.startswith("in.") else request

@@ -40,6 +40,7 @@ class ActorPair:
         max_resident: int = 4,
         max_input_bytes: int = 1 << 20,
         parse_params: Callable[[dict[str, Any]], Any] = dict,
+        step_timeout_s: float = 0.0,
     ) -> None:
         coordinator = coordinator_peer("pair://coordinator")
         self.coordinator = coordinator
@@ -52,6 +53,7 @@ class ActorPair:
             width=width,
             max_resident=max_resident,
             max_input_bytes=max_input_bytes,
+            step_timeout_s=step_timeout_s,
         )
         self.client_peer = Peer("client", 1, "pair://client")
         self.stage_peer = Peer("stage.0", 2, "pair://stage.0")
@@ -73,7 +75,7 @@ class ActorPair:
     def open(self, request: RequestId = "r", params: dict[str, Any] | None = None) -> RequestId:
         """Submit and admit a request."""
         submit = Submit(request, "pair", ("text",))
-        self.from_client(self.client.submit(submit, {"stage": params or {}}))
+        self.from_client(self.client.submit(submit, {"stage": params or {}}, 0.0))
         self.to_client(Admit(self.route(request)))
         return request
 
@@ -88,7 +90,7 @@ class ActorPair:
     def to_client(self, frame: AnyFrame) -> None:
         """Give the client a frame of the coordinator."""
         frame = self._over_the_wire(frame)
-        self.from_client(self.client.on_frame(self.coordinator.sender, frame))  # pyright: ignore[reportArgumentType]
+        self.from_client(self.client.on_frame(self.coordinator.sender, frame, self.now))  # pyright: ignore[reportArgumentType]
 
     def to_stage(self, frame: AnyFrame) -> None:
         """Give the stage a frame of the coordinator."""
@@ -122,7 +124,7 @@ class ActorPair:
                 self.from_stage(effects)
             else:
                 sender = self.stage_peer.sender
-                self.from_client(self.client.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
+                self.from_client(self.client.on_frame(sender, frame, self.now))  # pyright: ignore[reportArgumentType]
 
     def _post(self, effect: Send) -> None:
         frame = self._over_the_wire(effect.frame)

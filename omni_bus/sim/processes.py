@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
+from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer, Stall
 from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
+from omni_bus.core.recovery import needed_stages, origin
 from omni_bus.core.request import State as RequestState
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.stage import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES
+from omni_bus.core.watchdog import WATCH
 from omni_bus.errors import BadInput
 from omni_bus.ids import Peer, Sender
 from omni_bus.sim.applications import Application
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
 
 MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
+
+MAX_LATE_HOPS = 25
+"""Mean delays that a submit, its admission and a hello may take together on links that don't stall."""
+
+STEP_TIMEOUT_S = 2.0
+"""Scripted steps take hundredths of seconds."""
 
 
 class Process(ABC):
@@ -120,7 +128,8 @@ class CoordinatorProcess(Process):
         )
         self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()
-        self._entered: set[RequestId] = set()
+        self.entered: set[RequestId] = set()
+        """Every request that it ever held."""
 
     def start(self) -> None:
         """Begin."""
@@ -171,38 +180,84 @@ class CoordinatorProcess(Process):
                 self.world.check_admission(entry.route.stages)
         if self._live != requests.keys():
             for request in requests.keys() - self._live:
-                if request in self._entered:
+                if request in self.entered:
                     raise Violation(f"{request} ended and came back")
-                self._entered.add(request)
+                self.entered.add(request)
+                self._check_successor(request, requests[request])
                 self.world.num_adopted += requests[request].is_adopted
             self._live = set(requests)
-        ended = core._ended["done"] + core._ended["failed"] + core._ended["cancelled"]
+        ended = sum(core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
-        if ended != len(self._entered) - len(requests) + num_ending:
-            raise Violation(f"{ended} terminal transitions of {len(self._entered)} requests, {len(requests)} live")
+        if ended != len(self.entered) - len(requests) + num_ending:
+            raise Violation(f"{ended} terminal transitions of {len(self.entered)} requests, {len(requests)} live")
         pending = Counter(peer.sender for entry in requests.values() for peer in entry.pending.values())
         if pending != core._bindings._outstanding:
             raise Violation(f"outstanding work is {pending}, counted is {core._bindings._outstanding}")
         for name, admission in core._admission.items():
             entries = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in entries.items() if e.state is RequestState.QUEUED}
-            if admission._queued.keys() != queued or admission._in_flight.keys() != entries.keys() - queued:
+            recovering = {r for r, e in entries.items() if e.state is RequestState.RECOVERING}
+            running = entries.keys() - queued - recovering
+            if admission._queued.keys() != queued or admission._in_flight.keys() != running:
                 raise Violation(f"admission of {name} differs from the table")
             counts = admission.counts
             num_adopted = sum(1 for e in entries.values() if e.is_adopted)
-            if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued:
+            num_back = sum(1 for r in queued if entries[r].recover_by is not None)
+            if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued + num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
             if counts.queued_bytes != sum(entries[r].submit.input_bytes for r in queued):
                 raise Violation(f"bytes that wait for {name} are miscounted: {counts}")
-            if counts.queued_bytes > counts.max_queued_bytes:
+            if counts.queued_bytes > counts.max_queued_bytes and not num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
             for caller, quota in self.world.scenario.quotas.items():
                 self._check_caller(caller, quota, [e for e in entries.values() if e.submit.key == caller])
+        waiting = core._recovery._waiting
+        if waiting != {r: e for r, e in requests.items() if e.state is RequestState.RECOVERING}:
+            raise Violation(f"{list(waiting)} wait for replicas, the table differs")
+        for request, entry in waiting.items():
+            if all(core._bindable(stage) for stage in needed_stages(entry.edges)):
+                raise Violation(f"{request} waits for a replica, and there is one of each stage")
+        self._check_deadlines()
+
+    def _check_deadlines(self) -> None:
+        """Check that a request whose client lives has its time limit from its submit on, whoever took it over.
+
+        Raises:
+            Violation: it has more.
+        """
+        scenario = self.world.scenario
+        if any(fault.kind == "stall" for fault in scenario.faults):
+            return
+        # A submit or a hello that waits for a new coordinator says nothing of how long it waited.
+        held = [fault for fault in scenario.faults if fault.kind == "kill_coordinator" and not fault.loses_frames]
+        late_s = MAX_LATE_HOPS * scenario.delay_s + sum(fault.down_s or 0.0 for fault in held)
+        for request, entry in self.core._requests.items():
+            client = self.world.processes.get(entry.client.actor)
+            if entry.deadline is None or not isinstance(client, GatewayProcess) or client.peer != entry.client:
+                continue
+            is_known = self.core._membership.get(entry.client.sender) is not None and request in client.core._calls
+            due_at = self.world.deadlines.get(origin(request))
+            if is_known and due_at is not None and entry.deadline > max(due_at + late_s, self.world.now):
+                raise Violation(f"{request} may run until {entry.deadline:.3f}, its limit was {due_at:.3f}")
+
+    def _check_successor(self, request: RequestId, entry: Request) -> None:
+        """Check that a request may run again.
+
+        Raises:
+            Violation: it is a successor's successor, or its work must not be repeated.
+        """
+        if origin(request) != request and not entry.is_adopted:
+            if origin(origin(request)) != origin(request):
+                raise Violation(f"{request} is the successor of a successor")
+            if entry.pipeline.non_idempotent & set(needed_stages(entry.edges)):
+                raise Violation(f"{request} repeats work that must not be repeated")
 
     def _check_caller(self, caller: str, quota: Quota, entries: list[Request]) -> None:
+        entries = [e for e in entries if e.state is not RequestState.RECOVERING]
         num_queued = sum(1 for e in entries if e.state is RequestState.QUEUED)
+        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.recover_by is not None)
         num_adopted = sum(1 for e in entries if e.is_adopted)
-        if quota.max_queued is not None and num_queued > quota.max_queued:
+        if quota.max_queued is not None and num_queued > quota.max_queued + num_back:
             raise Violation(f"{num_queued} requests of '{caller}' wait, {quota} allows fewer")
         if quota.max_in_flight is not None and len(entries) - num_queued > quota.max_in_flight + num_adopted:
             raise Violation(f"{len(entries) - num_queued} requests of '{caller}' run, {quota} allows fewer")
@@ -239,6 +294,10 @@ class MemberProcess(Process):
             raise Violation(f"{self.name} has an unknown timer {key}")
         self.carry(self.member.on_timer(self.world.now))
 
+    def held(self) -> str:
+        """Tell what is held; empty for nothing."""
+        return self._held_timers()
+
 
 class StageProcess(MemberProcess):
     """One replica of a stage."""
@@ -247,7 +306,8 @@ class StageProcess(MemberProcess):
         super().__init__(world, f"{stage}.{replica}")
         self.stage = stage
         self.plan = world.scenario.stages[stage]
-        self._replica = replica
+        self.replica = replica
+        self.has_stalled = False
         is_streaming = self.plan.shape is EngineShape.STREAMING
         self.core_max_resident = self.plan.width if is_streaming else self.plan.max_resident
         coordinator = coordinator_peer("sim://coordinator")
@@ -259,6 +319,7 @@ class StageProcess(MemberProcess):
             width=self.plan.width,
             max_resident=self.plan.max_resident,
             max_input_bytes=100_000,
+            step_timeout_s=STEP_TIMEOUT_S,
         )
         self.member = Member(
             self.peer,
@@ -266,7 +327,7 @@ class StageProcess(MemberProcess):
             coordinator,
             stage=stage,
             replica=replica,
-            live=lambda: self.core.live_routes,
+            live=lambda: self.core.running,
             stats=lambda: self.core.stats,
         )
         self._sources = {name: sources(pipeline) for name, pipeline in world.scenario.pipelines.items()}
@@ -274,7 +335,7 @@ class StageProcess(MemberProcess):
 
     def successor(self) -> Process:
         """Return the process that comes after the death of this one."""
-        return StageProcess(self.world, self.stage, self._replica)
+        return StageProcess(self.world, self.stage, self.replica)
 
     def retire(self, on_left: Callable[[StageProcess], None]) -> None:
         """Leave once all that was sent has been delivered, and say so."""
@@ -292,15 +353,29 @@ class StageProcess(MemberProcess):
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
         if isinstance(frame, MEMBER_FRAMES):
-            self.carry(self.member.on_frame(frame))
+            self.carry(self.member.on_frame(frame, self.world.now))
             return
         self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
         request = getattr(frame, "request", None)
         if request is not None:
             self.check(request)
 
-    def _carry_own(self, effect: EngineEffect) -> None:
-        self.engine.order(effect)
+    def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
+        if key == WATCH:
+            self.carry(self.core.on_timer(self.world.now))
+        else:
+            super().on_timer(key)
+
+    def _carry_own(self, effect: EngineEffect | Stall) -> None:
+        if not isinstance(effect, Stall):
+            self.engine.order(effect)
+            return
+        self.has_stalled = True
+        self.world.num_stalled += 1
+        self.carry(self.member.stalled(effect.seconds, self.world.now))
+        if not self.world.scenario.has_supervisor:
+            self.world.faults.end_stalled(self)
 
     def in_ports(self, request: RequestId) -> list[str]:
         """Input ports of a live request."""
@@ -316,7 +391,7 @@ class StageProcess(MemberProcess):
         self.world.ledger.receive_end(request, self._source(request, port), f"{self.name}.{port}")
 
     def _source(self, request: RequestId, port: str) -> str:
-        return self._sources[request.partition(":")[2]][self.stage, port]
+        return self._sources[origin(request).partition(":")[2]][self.stage, port]
 
     def check(self, request: RequestId) -> None:
         """Check credit and memory of a request that something happened to.
@@ -355,7 +430,7 @@ class GatewayProcess(MemberProcess):
         super().__init__(world, name)
         coordinator = coordinator_peer("sim://coordinator")
         self.core = ClientCore(coordinator)
-        self.member = Member(self.peer, "gateway", coordinator, live=lambda: self.core.live_routes)
+        self.member = Member(self.peer, "gateway", coordinator, live=lambda: self.core.running)
         self.application = Application(self, requests)
 
     def start(self) -> None:
@@ -370,16 +445,26 @@ class GatewayProcess(MemberProcess):
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
         if isinstance(frame, MEMBER_FRAMES):
-            self.carry(self.member.on_frame(frame))
+            self.core.on_coordinator_heard()
+            self.carry(self.member.on_frame(frame, self.world.now))
             if isinstance(frame, Introduce):
-                self.carry(self.core.on_coordinator_changed())
+                self.carry(self.core.on_coordinator_changed(self.world.now))
             elif isinstance(frame, Lost):
                 self.carry(self.core.on_peer_lost(frame.peer))
             return
-        self.carry(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
+        self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
         request = getattr(frame, "request", None)
         if request is not None:
             self.check(request)
+
+    def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
+        super().on_timer(key)
+        if self.member.is_coordinator_silent:
+            self.carry(self.core.on_coordinator_silent())
+            waiting = [call.name for call in self.core._calls.values() if call.route is None]
+            if waiting or self.core._asked:
+                raise Violation(f"{self.name} waits for a silent coordinator: {waiting}, asked {self.core._asked}")
 
     def _carry_own(self, effect: ClientEffect) -> None:
         self.application.on_effect(effect)
@@ -402,7 +487,7 @@ class GatewayProcess(MemberProcess):
     def held(self) -> str:
         """Tell what is held; empty for nothing."""
         core = self.core
-        if core._calls or core._cancelling or core._asked:
+        if core._calls or core._cancelling or core._asked or core._renamed:
             return f"{self.name} holds {list(core._calls)}, cancels {list(core._cancelling)}, asked {core._asked}"
         return self.application.held() or self._held_timers()
 

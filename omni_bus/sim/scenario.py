@@ -118,6 +118,8 @@ class Scenario(msgspec.Struct):
     """Of requests in each engine."""
     heartbeat_s: float
     asks_health: bool
+    has_supervisor: bool
+    """Somebody sees processes end; else their heartbeats tell."""
     operations: list[OperationPlan] = []
     quotas: dict[str, Quota] = {}
     """Of callers; without any, all requests come from one."""
@@ -168,7 +170,7 @@ def _request(name: str, pipeline: Pipeline, rng: Random) -> RequestPlan:
 
 def _fault(rng: Random) -> FaultPlan:
     kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain")
-    kind = rng.choices(kinds, (4, 3, 6, 4, 1, 0.5))[0]
+    kind = rng.choices(kinds, (6, 3, 6, 4, 2, 0.5))[0]
     down_s: float | None = rng.choice((0.001, 0.05, 0.3, 1.0, 7.0))
     if kind in {"kill_stage", "kill_gateway"} and rng.random() < 0.2:
         down_s = None
@@ -238,6 +240,7 @@ def _draw(rng: Random) -> Scenario:
         failure_rate=rng.choice((0.0, 0.0, 0.1)),
         heartbeat_s=rng.choice((1.0, 0.1)),
         asks_health=rng.random() < 0.1,
+        has_supervisor=rng.random() < 0.5,
     )
 
 

@@ -1,4 +1,4 @@
-"""The supervisor of a virtual deployment: it drains, restarts and scales replicas over the bus, as a real one does."""
+"""The supervisor of a virtual deployment: it tells who died, and drains, restarts and scales replicas over the bus."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.errors import Unavailable
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import MEMBER_FRAMES, MemberProcess, StageProcess
-from omni_bus.wire.frames import Introduce
+from omni_bus.wire.frames import Introduce, Lost, Outlook
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from omni_bus.core.effects import ClientEffect
+    from omni_bus.core.effects import ClientEffect, TimerKey
     from omni_bus.ids import Sender
     from omni_bus.sim.processes import Process
     from omni_bus.sim.scenario import OperationPlan
@@ -56,21 +56,24 @@ _Steps: TypeAlias = "Generator[_Ask | _Leave | _Ready | _Pause, Any, None]"
 
 
 class SupervisorProcess(MemberProcess):
-    """Carries out the planned operations, one after the other."""
+    """Carries out the planned operations, one after the other. It never dies itself: all would with it."""
 
     def __init__(self, world: World, plans: list[OperationPlan]) -> None:
         super().__init__(world, "supervisor")
         coordinator = coordinator_peer("sim://coordinator")
         self.core = ClientCore(coordinator)
-        self.member = Member(self.peer, "supervisor", coordinator, live=lambda: self.core.live_routes)
+        self.member = Member(self.peer, "supervisor", coordinator)
         self.arrangement = Arrangement({stage: plan.replicas for stage, plan in world.scenario.stages.items()})
         self.kept_free: set[str] = set()
         """Replicas that the coordinator has confirmed to give nothing new."""
         self.num_done = 0
         self._plans = list(plans)
+        self._outlooks: dict[str, Outlook] = {}
         self._steps: _Steps | None = None
         self._awaited: _Ask | _Leave | _Ready | _Pause | None = None
         self._num_calls = 0
+        self._unanswered: _Ask | None = None
+        """What is asked again once a coordinator says something."""
 
     def start(self) -> None:
         """Say hello, and begin when the first operation is due."""
@@ -107,9 +110,8 @@ class SupervisorProcess(MemberProcess):
             self._next()
             return
         match self._awaited:
-            case _Ask(op=op, args=args):
-                self._num_calls += 1
-                self.carry(self.core.admin(self._num_calls, op, args))
+            case _Ask():
+                self._ask(self._awaited)
             case _Leave(process=process):
                 process.retire(self._left)
             case _Pause(seconds=seconds):
@@ -119,7 +121,13 @@ class SupervisorProcess(MemberProcess):
 
     def _left(self, process: StageProcess) -> None:
         self.carry(self.member.lost(process.peer, is_settled=process.has_retired))
+        if process.has_retired:
+            self._tell(Outlook(process.name, process.stage, process.replica, "stopped"))
         self._advance(None)
+
+    def _tell(self, outlook: Outlook) -> None:
+        self._outlooks[outlook.actor] = outlook
+        self.carry(self.member.outlook(outlook))
 
     def on_ready(self, name: str) -> None:
         """The coordinator calls a replica ready."""
@@ -127,8 +135,13 @@ class SupervisorProcess(MemberProcess):
             self.world.after(0.0, self._advance, True)
             self._awaited = None
 
-    def on_death(self, name: str) -> None:
+    def on_exit(self, process: Process, phase: str, retry_after_s: float) -> None:
         """A process has died."""
+        name = process.name
+        if process is not self.world.coordinator:
+            self.carry(self.member.lost(process.peer))
+        if isinstance(process, StageProcess):
+            self._tell(Outlook(name, process.stage, process.replica, phase, "it died", retry_after_s))
         self.kept_free.discard(name)
         if isinstance(self._awaited, _Ready) and self._awaited.name == name:
             self.world.after(0.0, self._advance, False)
@@ -178,7 +191,8 @@ class SupervisorProcess(MemberProcess):
         answer = yield _Ask("drain", args)
         process = self.world.processes[name]
         assert isinstance(process, StageProcess)
-        is_empty = process.is_alive and not answer["outstanding"]
+        # One whose engine is stuck was given up with all that it had, and is ended as such.
+        is_empty = process.is_alive and not answer["outstanding"] and not process.has_stalled
         if is_empty:
             yield _Leave(process)
         self.kept_free.discard(name)
@@ -189,28 +203,44 @@ class SupervisorProcess(MemberProcess):
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
         if not isinstance(frame, MEMBER_FRAMES):
-            self.carry(self.core.on_frame(sender, frame))  # pyright: ignore[reportArgumentType]
+            self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
             return
-        self.carry(self.member.on_frame(frame))
+        self.core.on_coordinator_heard()
+        self.carry(self.member.on_frame(frame, self.world.now))
+        unanswered, self._unanswered = self._unanswered, None
         if isinstance(frame, Introduce):
-            self.carry(self.core.on_coordinator_changed())
+            self.carry(self.core.on_coordinator_changed(self.world.now))
+            for outlook in self._outlooks.values():
+                if not self.world.processes[outlook.actor].is_alive:
+                    self.carry(self.member.outlook(outlook))
+        elif isinstance(frame, Lost):
+            process = self.world.processes.get(frame.peer.actor)
+            if isinstance(process, StageProcess) and process.peer == frame.peer and process.has_stalled:
+                self.world.faults.end_stalled(process)
+        if unanswered is not None:
+            self._ask(unanswered)
+
+    def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
+        super().on_timer(key)
+        if self.member.is_coordinator_silent:
+            self.carry(self.core.on_coordinator_silent())
+
+    def _ask(self, ask: _Ask) -> None:
+        self._num_calls += 1
+        self.carry(self.core.admin(self._num_calls, ask.op, ask.args))
 
     def _carry_own(self, effect: ClientEffect) -> None:
         if not isinstance(effect, Answered):
             raise Violation(f"a supervisor has no request: {effect}")
         if effect.call != self._num_calls or not isinstance(self._awaited, _Ask):
             raise Violation(f"nobody asked {effect}")
-        if isinstance(effect.error, Unavailable):  # lost with a coordinator; the next one is asked after the hello
-            self._num_calls += 1
-            self.world.after(0.0, self._ask_again, self._num_calls, self._awaited)
+        if isinstance(effect.error, Unavailable):
+            self._unanswered = self._awaited
         elif effect.error is not None:
             raise Violation(f"an operation was refused: {effect.error}")
         else:
             self._advance(effect.result)
-
-    def _ask_again(self, call: int, ask: _Ask) -> None:
-        if call == self._num_calls:
-            self.carry(self.core.admin(call, ask.op, ask.args))
 
     def check_admission(self, stages: dict[str, Any]) -> None:
         """Check a new binding.

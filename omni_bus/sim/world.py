@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.coordinator import NOTHING_ARRANGED
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
+from omni_bus.core.recovery import origin
 from omni_bus.ids import Peer, Sender
 from omni_bus.sim.faults import Faults
 from omni_bus.sim.ledger import Ledger, Violation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omni_bus.core.administration import Arrangement
+    from omni_bus.ids import RequestId
     from omni_bus.sim.scenario import Scenario
     from omni_bus.wire.frames import AnyFrame
 
@@ -52,6 +54,10 @@ class World:
         self.num_steps = 0
         self.num_adopted = 0
         self.num_held = 0
+        self.num_rerouted = 0
+        self.num_stalled = 0
+        self.deadlines: dict[RequestId, float] = {}
+        """When requests with a time limit must be over, as their applications see it."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
@@ -69,16 +75,16 @@ class World:
         self._start()
 
     def _start(self) -> None:
-        if self.scenario.operations:
+        if self.scenario.has_supervisor or self.scenario.operations:
             self.supervisor = SupervisorProcess(self, self.scenario.operations)
         self.add(CoordinatorProcess(self))
         for name, plan in self.scenario.stages.items():
             for replica in range(plan.replicas):
                 self.add(StageProcess(self, name, replica))
-        for number, requests in enumerate(self.scenario.requests):
-            self.add(GatewayProcess(self, f"gateway.{number}", requests))
         if self.supervisor is not None:
             self.add(self.supervisor)
+        for number, requests in enumerate(self.scenario.requests):
+            self.add(GatewayProcess(self, f"gateway.{number}", requests))
 
     def add(self, process: Process) -> None:
         """Start a process, under a name that is free or whose process is dead."""
@@ -113,8 +119,13 @@ class World:
     @property
     def loses_nothing(self) -> bool:
         """Nothing happens in this schedule that a request may fail of, but what it or its engine does itself."""
-        kinds = {"kill_coordinator"} if not self.scenario.operations else set[str]()
-        is_gentle = all(fault.kind in kinds for fault in self.scenario.faults)
+        faults, heartbeat_s = self.scenario.faults, self.scenario.heartbeat_s
+        is_gentle = not faults or (
+            not self.scenario.operations
+            and all(fault.kind == "kill_coordinator" for fault in faults)
+            # After five beats without an answer clients give up what was not admitted.
+            and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
+        )
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
 
     def on_ready(self, name: str) -> None:
@@ -126,8 +137,6 @@ class World:
     def on_death(self, name: str) -> None:
         """A process was killed."""
         self._unready.discard(name)
-        if self.supervisor is not None:
-            self.supervisor.on_death(name)
 
     def check_admission(self, stages: dict[str, Peer]) -> None:
         """Check a new binding.
@@ -137,6 +146,10 @@ class World:
         """
         if self.supervisor is not None:
             self.supervisor.check_admission(stages)
+
+    def was_rerouted(self, request: RequestId) -> bool:
+        """Whether the coordinator put up a successor."""
+        return any(origin(other) == request != other for other in self.coordinator.entered)
 
     # --- time ---------------------------------------------------------------------------------------------
 

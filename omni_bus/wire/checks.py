@@ -22,10 +22,13 @@ from omni_bus.wire.frames import (
     Failed,
     Hello,
     Open,
+    Outlook,
     Progress,
     Reject,
     Release,
+    Reroute,
     Route,
+    Stalled,
     Submit,
     Welcome,
 )
@@ -86,6 +89,8 @@ def _check_route(route: Route) -> None:
 def _check_hello(frame: Hello) -> None:
     for route in frame.live:
         _check_route(route)
+    for ran_s in frame.ran_s:
+        _seconds("Hello.ran_s", ran_s)
 
 
 def _check_welcome(frame: Welcome) -> None:
@@ -125,7 +130,7 @@ def _check_done(frame: Done) -> None:
     _seconds("Done.stats.total_s", frame.stats.total_s)
 
 
-def _check_error(frame: Reject | Failed) -> None:
+def _check_error(frame: Reject | Failed | Reroute) -> None:
     _seconds(f"{type(frame).__name__}.error.retry_after_s", frame.error.retry_after_s)
 
 
@@ -146,6 +151,9 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Progress: _check_progress,
     Submit: _check_submit,
     Admit: lambda frame: _check_route(frame.route),
+    Stalled: lambda frame: _seconds("Stalled.seconds", frame.seconds),
+    Outlook: lambda frame: _seconds("Outlook.retry_after_s", frame.retry_after_s),
+    Reroute: _check_error,
     Reject: _check_error,
     Failed: _check_error,
     Done: _check_done,

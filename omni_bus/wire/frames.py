@@ -77,6 +77,8 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     trace: str = ""
     key: str = ""
     """Who asked for it, so that a new coordinator knows whose it is."""
+    is_retry: bool = False
+    """It replaces a route whose replica was lost; there is no third one."""
 
     def source(self, edge: EdgeId) -> Peer:
         """The actor that sends the chunks of `edge`."""
@@ -123,7 +125,10 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Frame, frozen=True):
-    """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table."""
+    """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table.
+
+    `ran_s` says for each of them how long it has run, so that its time limit does not begin anew.
+    """
 
     version: int
     peer: Peer
@@ -132,10 +137,14 @@ class Hello(Frame, frozen=True):
     replica: int = 0
     is_ready: bool = False
     live: tuple[Route, ...] = ()
+    ran_s: tuple[float, ...] = ()
 
 
 class Welcome(Frame, frozen=True):
-    """You are known; send a `Heartbeat` each `heartbeat_s`."""
+    """You are known; send a `Heartbeat` each `heartbeat_s`.
+
+    Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent.
+    """
 
     version: int
     coordinator: Peer
@@ -170,6 +179,18 @@ class Heartbeat(Frame, frozen=True):
     num_live: int = 0
 
 
+class Stalled(Frame, frozen=True):
+    """My loop runs, but my engine has made no progress for so many seconds: give me up.
+
+    From a stage to the coordinator, also in answer to `Introduce`: it says `Hello` no more.
+    """
+
+    peer: Peer
+    stage: str
+    replica: int
+    seconds: float
+
+
 class Goodbye(Frame, frozen=True):
     """I am leaving of my own will; `is_settled`: all that I ever sent has arrived."""
 
@@ -185,7 +206,22 @@ class Lost(Frame, frozen=True):
     """
 
     peer: Peer
+    reason: str = ""
     is_settled: bool = False
+
+
+class Outlook(Frame, frozen=True):
+    """What a supervisor knows of a replica that is not on the bus: its phase, why, and in how long to ask again.
+
+    In phase `degraded` it stays away until a person does something; in phase `stopped` nobody misses it.
+    """
+
+    actor: str
+    stage: str
+    replica: int
+    phase: str
+    reason: str = ""
+    retry_after_s: float = 0.0
 
 
 class Ping(Frame, frozen=True):
@@ -227,6 +263,17 @@ class Admit(Frame, frozen=True):
 
     route: Route
     attempt: int = 0
+
+
+class Reroute(Frame, frozen=True):
+    """A replica of your request is lost (`error`): it goes on as `successor`, whose own `Admit` or `Reject` follows.
+
+    Whoever has output of it already, or not all of its input any more, cancels the successor.
+    """
+
+    request: RequestId
+    successor: RequestId
+    error: ErrorInfo
 
 
 class Reject(Frame, frozen=True):
@@ -407,12 +454,15 @@ ControlFrame: TypeAlias = (
     | Progress
     | Ready
     | Heartbeat
+    | Stalled
     | Goodbye
     | Lost
+    | Outlook
     | Ping
     | Pong
     | Submit
     | Admit
+    | Reroute
     | Reject
     | Cancel
     | Cancelled
@@ -434,6 +484,7 @@ STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost
 
 CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
     Admit,
+    Reroute,
     Reject,
     Failed,
     Cancelled,

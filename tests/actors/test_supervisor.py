@@ -15,6 +15,7 @@ from omni_bus.config.schema import DeploymentConfig, PipelineConfig, StageConfig
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
 from omni_bus.runtime.deployment import Deployment, ipc_endpoint
+from omni_bus.wire.frames import Outlook
 
 
 class FakeChild:
@@ -44,10 +45,14 @@ class FakeChild:
 class FakeClient:
     def __init__(self) -> None:
         self.lost: list[Peer] = []
+        self.outlooks: list[Outlook] = []
 
     def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
         assert not is_settled
         self.lost.append(peer)
+
+    def tell_outlook(self, outlook: Outlook) -> None:
+        self.outlooks.append(outlook)
 
 
 class Watched:
@@ -262,14 +267,55 @@ async def test_hung_process_is_ended_unless_it_loads(watched: Watched, monkeypat
     loading = Peer("llm.1", 7, "ipc:///llm.1")
     watched.child("llm.1").say("listening", endpoint=loading.endpoint, incarnation=f"{7:016x}")
 
-    watched.supervisor._lost(Peer("llm.0", 7, "ipc:///llm.0"))
-    watched.supervisor._lost(Peer("llm.0", 6, "ipc:///llm.0"))
-    watched.supervisor._lost(loading)
+    reason = "its engine has made no progress for 60 s"
+    watched.supervisor._lost(Peer("llm.0", 7, "ipc:///llm.0"), reason)
+    watched.supervisor._lost(Peer("llm.0", 6, "ipc:///llm.0"), "replaced")
+    watched.supervisor._lost(loading, "no heartbeat for 5 s")
     while not watched.child("llm.0").signals:
         await supervisor.asyncio.sleep(0)
 
     assert watched.child("llm.0").signals == [signal.SIGKILL]
+    assert watched.one.error == f"it hung: {reason}"
     assert watched.child("llm.1").signals == []
+
+
+async def test_coordinator_is_told_what_becomes_of_a_replica(watched: Watched, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor.random, "random", lambda: 0.5)
+    watched.make_all_ready()
+    watched.client.outlooks.clear()
+    watched.one.start_s = 2.0
+
+    watched.child("llm.0").end(-9)
+    watched.supervisor._spawn(watched.one)
+
+    assert watched.client.outlooks == [
+        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.5),
+        Outlook("llm.0", "llm", 0, "starting", "", 2.0),
+    ]
+
+
+async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monkeypatch) -> None:
+    watched = Watched(monkeypatch, max_restarts=0)
+    watched.make_all_ready()
+    watched.client.outlooks.clear()
+
+    watched.child("llm.0").end(70)
+    watched.supervisor._tell_all()
+
+    first, again = watched.client.outlooks
+    assert first == Outlook("llm.0", "llm", 0, "degraded", "exit code 70", supervisor.DEGRADED_RETRY_S)
+    assert (again.phase, again.reason) == ("degraded", "exit code 70")
+    assert 0.0 < again.retry_after_s <= supervisor.DEGRADED_RETRY_S
+    watched.close()
+
+
+async def test_only_replicas_have_an_outlook(watched: Watched) -> None:
+    watched.make_all_ready()
+    watched.client.outlooks.clear()
+
+    watched.child("coordinator").end(1)
+
+    assert watched.client.outlooks == []
 
 
 async def test_stages_share_of_cores_reaches_its_process(watched: Watched) -> None:

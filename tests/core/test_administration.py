@@ -37,8 +37,8 @@ def test_drained_replicas_are_not_bindable():
     administration = Administration(Arrangement(drained=frozenset({"llm.1"})))
 
     assert [actor.replica for actor in administration.bindable(replicas("llm.0", "llm.1", "llm.2"))] == [0, 2]
-    assert administration.is_drained("llm")
-    assert not administration.is_drained("voice")
+    assert administration.is_drained("llm.1")
+    assert not administration.is_drained("llm.0")
 
 
 def test_stage_is_awaited_until_its_replicas_said_hello():
@@ -71,7 +71,7 @@ def test_malformed_arrangement_is_refused_and_changes_nothing(args):
     with pytest.raises(BadInput, match="operation 'arrange'"):
         administration.arrange(args)
 
-    assert administration.is_drained("llm")
+    assert administration.is_drained("llm.0")
 
 
 # --- what is told -------------------------------------------------------------------------------------------
@@ -86,15 +86,17 @@ def test_rows_tell_who_is_drained_and_how_many_are_wanted():
     assert administration.describe(one, 0) == {"is_drained": True, "wanted": 2, "phase": "drained"}
 
 
-def test_wanted_replicas_that_are_not_here_have_a_row():
+def test_wanted_replicas_of_which_nothing_was_heard_have_a_row():
     administration = Administration(Arrangement({"llm": 3}, frozenset({"llm.2"}), frozenset({"llm.2"})))
 
-    rows = administration.absent(replicas("llm.0"))
+    rows = administration.unheard({"llm.0", "voice.0"})
 
-    assert [(row["actor"], row["phase"], row["is_drained"], row["is_live"]) for row in rows] == [
-        ("llm.1", "down", False, False),
-        ("llm.2", "restarting", True, False),
+    assert [(row["actor"], row["phase"], row["is_live"], row["elapsed_s"]) for row in rows] == [
+        ("llm.1", "down", False, None),
+        ("llm.2", "restarting", False, None),
     ]
+    assert administration.marks("llm.2", "llm") == {"is_drained": True, "wanted": 3}
+    assert administration.marks("voice.0", "voice") == {"is_drained": False}
 
 
 # --- waits for actors to have nothing left ------------------------------------------------------------------

@@ -1,3 +1,4 @@
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ from omni_bus.core.coordinator import CANCEL_RETRY_S, CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.quota import Quota
+from omni_bus.core.recovery import MAX_WAIT_S
 from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
@@ -25,20 +27,23 @@ from omni_bus.wire.frames import (
     Inquire,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
     Ready,
     Refused,
     Reject,
+    Reroute,
     Route,
     RouteEdge,
+    Stalled,
     Submit,
     Welcome,
 )
 
 LLM, VOICE, GATEWAY = Peer("llm.0", 1, "l"), Peer("voice.0", 2, "v"), Peer("gateway.0", 3, "g")
-SUPERVISOR = Peer("supervisor", 7, "s")
+SUPERVISOR = Peer("supervisor.0", 5, "s")
 EDGES = (
     RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
     RouteEdge("llm", "text", "out", "text", "text", 4, 4096),
@@ -76,13 +81,12 @@ class Deployment:
     def frame(self, peer, frame):
         self.take(self.core.on_frame(peer.sender, frame, self.now))
 
-    def join(self, *peers, is_ready=True, live=()):
+    def join(self, *peers, is_ready=True, live=(), ran_s=()):
         for peer in peers:
-            stage = peer.actor.partition(".")[0]
-            role = stage if stage in ("gateway", "supervisor") else "stage"
-            replica = int(peer.actor.partition(".")[2] or 0)
-            stage = stage if role == "stage" else ""
-            self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, replica, is_ready, live))
+            name, _, replica = peer.actor.partition(".")
+            role = name if name in ("gateway", "supervisor") else "stage"
+            stage = name if role == "stage" else ""
+            self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, int(replica), is_ready, live, ran_s))
 
     def submit(self, *requests, outputs=("text",), **fields):
         for request in requests:
@@ -102,6 +106,13 @@ class Deployment:
             self.now = max(self.now, self.timers.pop(key))
             self.take(self.core.on_timer(key, self.now))
         self.now = at
+
+    def beat_until(self, at, *peers):
+        """Wait, and have these actors live meanwhile."""
+        while self.now < at:
+            for peer in peers:
+                self.frame(peer, Heartbeat(peer.endpoint))
+            self.wait_until(min(at, self.now + 1.0))
 
     def is_clean(self):
         core = self.core
@@ -152,7 +163,7 @@ def test_silent_actor_is_lost_after_five_beats(up):
     up.frame(LLM, Heartbeat("l"))
     up.wait_until(PATIENCE_S)
     assert up.forgotten == [VOICE, GATEWAY]
-    assert up.to(LLM, Lost) == [Lost(VOICE), Lost(GATEWAY)]
+    assert up.to(LLM, Lost) == [Lost(VOICE, "no heartbeat for 5 s"), Lost(GATEWAY, "no heartbeat for 5 s")]
 
     up.wait_until(3.0 + PATIENCE_S)
 
@@ -165,10 +176,10 @@ def test_new_incarnation_replaces_the_former(up):
     up.join(successor)
 
     assert up.forgotten == [LLM]
-    assert up.to(GATEWAY, Lost) == [Lost(LLM)]
-    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
+    assert up.to(GATEWAY, Lost) == [Lost(LLM, "replaced by a newcomer of its name")]
+    assert codes(up.to(GATEWAY, Reroute)) == ["stage_lost"]
     up.submit("s")
-    assert up.to(GATEWAY, Admit)[-1].route.stages == {"llm": successor}
+    assert [admit.route.stages for admit in up.to(GATEWAY, Admit)[1:]] == [{"llm": successor}] * 2
 
 
 def test_stage_holding_more_than_is_bound_is_asked_for_its_list(up):
@@ -522,8 +533,11 @@ def test_long_queue_is_refused_without_nesting():
     deployment.submit(*(f"r{number}" for number in range(5001)))
 
     deployment.frame(LLM, Goodbye())
+    assert deployment.to(GATEWAY, Reject) == [], "another replica may come"
+    deployment.beat_until(MAX_WAIT_S, VOICE, GATEWAY)
 
-    assert len(deployment.to(GATEWAY, Reject)) == 5000
+    rejected = deployment.to(GATEWAY, Reject)
+    assert Counter(codes(rejected)) == {"unavailable": 5000, "stage_lost": 1}
     assert deployment.is_clean()
 
 
@@ -554,21 +568,23 @@ def test_lost_stage_ends_its_requests_and_only_the_living_are_awaited(non_idempo
     deployment.submit("text only")
     deployment.frame(VOICE, Goodbye())
 
-    (failed,) = deployment.to(GATEWAY, Failed)
-    assert (failed.request, failed.error.stage) == ("r", "voice")
-    assert failed.error.is_retry_safe == (not non_idempotent)
+    (ended,) = deployment.to(GATEWAY, Failed if non_idempotent else Reroute)
+    assert (ended.request, ended.error.stage) == ("r", "voice")
+    assert ended.error.is_retry_safe == (not non_idempotent)
     assert deployment.to(VOICE, Cancel) == []
+    deployment.frame(GATEWAY, Cancel("r.2"))
     deployment.frame(LLM, Cancelled("r"))
     deployment.frame(LLM, Done("text only"))
     assert deployment.is_clean()
 
 
 def test_client_hears_of_its_requests_before_the_loss(up):
+    up.join(Peer("llm.1", 4, "x"))
     up.submit("r")
     up.frame(LLM, Goodbye())
 
     kinds = [type(send.frame) for send in up.sent if send.peer == GATEWAY]
-    assert kinds.index(Failed) < kinds.index(Lost)
+    assert kinds[-3:] == [Reroute, Admit, Lost]
 
 
 def test_lost_gateway_cancels_its_requests_and_is_told_nothing():
@@ -587,7 +603,7 @@ def test_actor_that_changes_its_stage_has_left(up):
     up.submit("r")
     up.frame(LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "voice", 1, is_ready=True))
 
-    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
+    assert codes(up.to(GATEWAY, Reroute)) == ["stage_lost"]
     assert up.core._membership.replicas("llm") == []
 
 
@@ -670,10 +686,11 @@ def test_stage_that_never_comes_is_lost(absent, code):
         deployment.frame(peer, Heartbeat("x"))
     deployment.wait_until(PATIENCE_S)
 
-    assert codes(deployment.to(GATEWAY, Failed)) == [code]
+    assert codes(deployment.to(GATEWAY, Reroute)) == [code]
     for peer in present:
         assert len(deployment.to(peer, Cancel)) == 1
         deployment.frame(peer, Cancelled("r"))
+    deployment.frame(GATEWAY, Cancel("r.2"))
     assert deployment.is_clean()
 
 
@@ -743,6 +760,9 @@ def test_evicted_stage_must_let_go_of_what_ended_without_it(up):
     up.join(LLM, live=(route(),))
 
     assert len(up.to(LLM, Cancel)) == 1
+    up.frame(GATEWAY, Cancel("r.2"))
+    up.frame(LLM, Cancelled("r.2"))
+    up.frame(VOICE, Cancelled("r.2"))
     up.frame(VOICE, Cancelled("r"))
     assert up.core.num_live == 1, "the evicted stage still has it"
     up.frame(LLM, Cancelled("r"))
@@ -765,12 +785,15 @@ def in_state(state: State) -> Deployment:
     """A deployment whose request 'r' is in a state."""
     deployment = Deployment(max_in_flight=1)
     deployment.join(LLM, VOICE, GATEWAY, SUPERVISOR)
-    if state is State.QUEUED:
-        deployment.submit("other")
+    if state in (State.QUEUED, State.RECOVERING):
+        deployment.submit("other", outputs=())
     if state is State.HELD:
         deployment.frame(VOICE, Goodbye())
         deployment.frame(SUPERVISOR, Admin(1, "arrange", {"returning": ["voice.0"]}))
     deployment.submit("r", outputs=(), timeout_s=50.0)
+    if state is State.RECOVERING:
+        deployment.frame(VOICE, Goodbye())
+        deployment.frame(LLM, Cancelled("other"))
     if state is State.ENDING:
         deployment.take(deployment.core.on_timer(("deadline", "r"), 50.0))
     assert deployment.core._requests["r"].state is state
@@ -798,6 +821,10 @@ EVENTS = [
     ("timer", ("deadline", "r")),
     ("timer", ("cancel", "r")),
     ("timer", ("adopted", "r")),
+    ("timer", ("recover", "r")),
+    (VOICE, Hello(PROTOCOL_VERSION, VOICE, "stage", "voice", 0, is_ready=True)),
+    (SUPERVISOR, Outlook("voice.0", "voice", 0, "degraded")),
+    (LLM, Stalled(LLM, "llm", 0, 60.0)),
 ]
 
 

@@ -23,9 +23,11 @@ from omni_bus.wire.frames import (
     Goodbye,
     Heartbeat,
     Hello,
+    Outlook,
     Pong,
     Ready,
     Reject,
+    Reroute,
     Route,
     RouteEdge,
     Submit,
@@ -220,7 +222,7 @@ def test_gateway_is_drained_of_its_requests(up):
 def test_drained_stage_is_refused_at_once_and_served_again_when_undone(up):
     up.arrange(drained=["llm.0", "llm.1"])
     up.submit("a")
-    assert up.rejected() == {"a": "stage 'llm' has no replica that can serve (drained)"}
+    assert up.rejected() == {"a": "stage 'llm' has no replica that can serve (llm.0: drained; llm.1: drained)"}
 
     up.arrange()
     up.submit("b")
@@ -305,13 +307,19 @@ def test_another_replica_serves_while_one_restarts(up):
     assert up.bound() == {"a": ["llm.1"], "b": ["llm.1"]}
 
 
-def test_restart_that_fails_refuses_those_that_wait(up):
+def test_after_a_restart_that_fails_nobody_waits_for_long(up):
     up.arrange(drained=["voice.0"], returning=["voice.0"])
-    up.submit("a", outputs=("audio",))
+    up.submit("a", "b", outputs=("audio",))
     up.say(VOICE, Goodbye(is_settled=True))
+    up.say(SUPERVISOR, Outlook("voice.0", "voice", 0, "backing off", "it died", 0.5))
     up.arrange()
+    assert up.rejected() == {}
+    up.submit("c", outputs=("audio",))
+    assert "voice.0: backing off, it died" in up.rejected()["c"]
 
-    assert up.rejected() == {"a": "stage 'voice' has no replica that can serve"}
+    up.say(SUPERVISOR, Outlook("voice.0", "voice", 0, "degraded", "it died"))
+
+    assert up.rejected().keys() == {"a", "b"}
     assert up.is_clean()
 
 
@@ -382,7 +390,7 @@ def test_replica_that_leaves_anything_open_is_missed(up, is_done, is_settled):
         up.say(LLM, Done("a"))
     up.say(LLM, Goodbye("restarted", is_settled=is_settled))
 
-    assert [failed.error.code for failed in up.to(GATEWAY, Failed)] == ["stage_lost"]
+    assert [reroute.error.code for reroute in up.to(GATEWAY, Reroute)] == ["stage_lost"]
 
 
 # --- a coordinator after another ----------------------------------------------------------------------------
@@ -413,6 +421,8 @@ def test_who_served_before_and_does_not_come_is_given_up():
     deployment.is_due(("awaited", ""))
 
     assert deployment.bound() == {"a": ["llm.0"]}
+    assert deployment.rejected() == {}
+    deployment.is_due(("recover", "b"))
     assert deployment.rejected() == {"b": "stage 'voice' has no replica that can serve"}
 
 
@@ -420,9 +430,12 @@ def test_who_served_before_and_loads_again_is_not_waited_for():
     deployment = Deployment(awaited=("llm.0",))
     deployment.join(GATEWAY)
     deployment.submit("a")
-    deployment.join(peer("llm.0", 2), is_ready=False)
+    again = peer("llm.0", 2)
+    deployment.join(again, is_ready=False)
+    assert ("recover", "a") in deployment.timers, "not for longer than for one that died"
 
-    assert deployment.rejected() == {"a": "stage 'llm' has no replica that can serve"}
+    deployment.say(again, Ready())
+    assert deployment.bound() == {"a": ["llm.0"]}
 
 
 def test_first_coordinator_awaits_nobody():

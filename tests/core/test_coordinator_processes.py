@@ -12,6 +12,7 @@ from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admit,
     Cancel,
+    Cancelled,
     Done,
     Failed,
     Goodbye,
@@ -19,6 +20,7 @@ from omni_bus.wire.frames import (
     Lost,
     Ready,
     RequestStats,
+    Reroute,
     RouteEdge,
     Submit,
     Usage,
@@ -79,8 +81,9 @@ def test_supervisors_word_ends_a_lost_stages_requests() -> None:
 
     effects = deployment.say(SUPERVISOR, Lost(LLM))
 
-    (failed,) = sent(effects, CLIENT, Failed)
-    assert (failed.error.code, failed.error.stage) == ("stage_lost", "llm")
+    (rerouted,) = sent(effects, CLIENT, Reroute)
+    assert (rerouted.error.code, rerouted.error.stage) == ("stage_lost", "llm")
+    assert sent(deployment.say(CLIENT, Cancel(rerouted.successor)), CLIENT, Cancelled) != []
     assert deployment.core.num_live == 0
     assert reports(effects, "actor gone")[0]["name"] == "llm.0"
 
@@ -154,7 +157,7 @@ def test_each_request_has_one_line_at_its_end() -> None:
         ("r-2", "rejected", "overloaded"),
         ("r-1", "done", None),
         ("r-3", "cancelled", "cancelled"),
-        ("r-4", "failed", "stage_lost"),
+        ("r-4", "rerouted", "stage_lost"),
     ]
     assert told[1]["pipeline"] == "text"
     assert told[1]["total_s"] == 2.0

@@ -18,7 +18,7 @@ def actors(count: int):
 
 def test_all_answers_end_the_round_at_once():
     health, two = Health(), actors(2)
-    begun = health.begin(ASKER, 7, two, 10.0)
+    begun = health.begin(ASKER, 7, two, [], 10.0)
     assert begun == [
         Send(two[0].peer, Ping(1)),
         Send(two[1].peer, Ping(1)),
@@ -41,7 +41,7 @@ def test_all_answers_end_the_round_at_once():
 
 def test_silent_actor_is_reported_not_live():
     health, two = Health(), actors(2)
-    health.begin(ASKER, 7, two, 0.0)
+    health.begin(ASKER, 7, two, [], 0.0)
     health.on_pong(two[0].sender, Pong(1), 0.5)
 
     ended: list[Any] = health.on_timer(1)
@@ -53,7 +53,7 @@ def test_silent_actor_is_reported_not_live():
 
 def test_late_doubled_and_strange_pongs_change_nothing():
     health, two = Health(), actors(2)
-    health.begin(ASKER, 7, two, 0.0)
+    health.begin(ASKER, 7, two, [], 0.0)
 
     assert health.on_pong(two[0].sender, Pong(99), 0.1) == []
     assert health.on_pong(Peer("other", 1, "").sender, Pong(1), 0.1) == []
@@ -64,7 +64,7 @@ def test_late_doubled_and_strange_pongs_change_nothing():
 
 
 def test_nobody_to_ask_answers_at_once():
-    ended: list[Any] = Health().begin(ASKER, 7, [], 0.0)
+    ended: list[Any] = Health().begin(ASKER, 7, [], [], 0.0)
     reply = ended[-1].frame
 
     assert reply == AdminReply(7, [])

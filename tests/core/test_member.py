@@ -1,7 +1,7 @@
 import pytest
 
 from omni_bus.core.effects import Forget, Leave, Send, SetTimer
-from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, coordinator_peer
+from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, Running, coordinator_peer
 from omni_bus.errors import BadFrame, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -11,6 +11,7 @@ from omni_bus.wire.frames import (
     Hello,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
@@ -18,6 +19,7 @@ from omni_bus.wire.frames import (
     Refused,
     Route,
     StageStats,
+    Stalled,
     Welcome,
 )
 
@@ -27,11 +29,12 @@ ROUTE = Route("r", "p", Peer("gateway", 1, "g"), {"llm": ME}, ())
 
 @pytest.fixture
 def member() -> Member:
-    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: (ROUTE,), stats=lambda: StageStats(active=2))
+    running = (Running(ROUTE, 4.0),)
+    return Member(ME, "stage", COORDINATOR, stage="llm", live=lambda: running, stats=lambda: StageStats(active=2))
 
 
 def test_start_says_hello_and_beats(member):
-    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=False, live=(ROUTE,))
+    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=False, live=(ROUTE,), ran_s=(6.0,))
 
     assert member.start(10.0) == [
         Send(COORDINATOR, hello),
@@ -46,8 +49,8 @@ def test_start_says_hello_and_beats(member):
 def test_welcome_sets_the_pace_from_the_last_beat(member):
     member.start(10.0)
 
-    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1)) == [SetTimer(("heartbeat", ""), 10.1)]
-    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1)) == []
+    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1), 0.0) == [SetTimer(("heartbeat", ""), 10.1)]
+    assert member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 0.1), 0.0) == []
     assert member.on_timer(10.1)[1] == SetTimer(("heartbeat", ""), 10.2)
 
 
@@ -55,24 +58,61 @@ def test_introduce_is_answered_with_what_is_true_now(member):
     member.start(0.0)
     assert member.ready() == [Send(COORDINATOR, Ready())]
 
-    (answer,) = member.on_frame(Introduce())
+    (answer,) = member.on_frame(Introduce(), 0.0)
 
-    assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,))
+    assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,))
+
+
+def test_stalled_actor_says_so_and_never_hello_again(member):
+    stalled = Send(COORDINATOR, Stalled(ME, "llm", 0, 61.5))
+    member.start(0.0)
+    member.ready()
+
+    assert member.stalled(61.5, 5.0) == [stalled]
+    assert member.on_frame(Introduce(), 6.0) == [stalled]
+    assert not member.is_ready
+
+
+def test_coordinator_is_silent_after_six_unanswered_beats(member):
+    member.start(0.0)
+    for beat in range(1, 6):
+        member.on_timer(float(beat))
+    assert not member.is_coordinator_silent
+
+    member.on_timer(6.0)
+    assert member.is_coordinator_silent
+
+    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 6.5)
+    assert not member.is_coordinator_silent
+
+
+def test_actor_that_was_held_up_does_not_blame_the_coordinator(member):
+    member.start(0.0)
+    member.on_timer(1.0)
+    member.on_timer(500.0)
+
+    assert not member.is_coordinator_silent
+
+
+def test_outlook_goes_to_the_coordinator(member):
+    outlook = Outlook("llm.1", "llm", 1, "degraded", "exit code 70", 60.0)
+
+    assert member.outlook(outlook) == [Send(COORDINATOR, outlook)]
 
 
 def test_ping_is_answered_with_stats(member):
-    assert member.on_frame(Ping(3)) == [Send(COORDINATOR, Pong(3, StageStats(active=2)))]
+    assert member.on_frame(Ping(3), 0.0) == [Send(COORDINATOR, Pong(3, StageStats(active=2)))]
 
 
 def test_refused_actor_leaves_with_the_reason(member):
-    (leave,) = member.on_frame(Refused(ErrorInfo("bad_frame", "version 9")))
+    (leave,) = member.on_frame(Refused(ErrorInfo("bad_frame", "version 9")), 0.0)
 
     assert isinstance(leave, Leave)
     assert isinstance(leave.error, BadFrame)
 
 
 def test_lost_peer_is_forgotten(member):
-    assert member.on_frame(Lost(ROUTE.gateway)) == [Forget(ROUTE.gateway)]
+    assert member.on_frame(Lost(ROUTE.gateway), 0.0) == [Forget(ROUTE.gateway)]
 
 
 def test_progress_and_goodbye_go_to_the_coordinator(member):

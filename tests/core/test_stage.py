@@ -2,9 +2,10 @@ import itertools
 
 import pytest
 
-from omni_bus.core.effects import Abort, Add, Deliver, Feed, Report, Resume, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Deliver, Feed, Report, Resume, SetTimer, Stall, Start, Step, Suspend
 from omni_bus.core.stage import TRANSITIONS, EngineShape, State, stage_failed
 from omni_bus.core.tombstones import MAX_TOMBSTONES
+from omni_bus.core.watchdog import WATCH
 from omni_bus.engine import Failure, Finished, Output, Starved
 from omni_bus.errors import BadInput, StageFailed
 from omni_bus.ids import Sender
@@ -101,7 +102,7 @@ def test_chunks_arrive_in_order_and_the_end_completes_the_request():
     (done,) = control(pair, Done)
     assert (done.stats.chunks_in, done.stats.chunks_out, done.stats.bytes_out) == (1, 2, 130)
     assert pair.stage.stats.done == 1
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
 
 
 # --- credit -------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_streaming_input_gives_credit_when_taken():
     pair.send("r", A, B)
     assert pair.client.is_blocked("r", "prompt")
 
-    pair.from_stage(pair.stage.on_taken("r", "prompt", A))
+    pair.from_stage(pair.stage.on_taken("r", "prompt", A, 0.0))
     pair.settle()
 
     assert not pair.client.is_blocked("r", "prompt")
@@ -284,7 +285,7 @@ def test_cancel_that_overtook_the_open_keeps_the_request_out():
     pair.send("r", A, is_last=True)
 
     assert control(pair, Cancelled) == [Cancelled("r", 0)]
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
     assert engine_effects(pair) == []
 
 
@@ -353,7 +354,7 @@ def test_frames_of_a_former_incarnation_are_dropped():
 
     assert pair.stage.num_stale_frames == 4
     assert control(pair, Failed) == []
-    assert len(pair.stage.live_routes) == 1
+    assert len(pair.stage.running) == 1
 
 
 def test_second_open_of_an_edge_fails_the_request():
@@ -394,7 +395,7 @@ def test_failed_request_that_is_being_freed_is_not_announced_as_live():
     pair.send("r", A)
     pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, Chunk("r", 0, 9, A), 0.0))
 
-    assert pair.stage.live_routes == ()
+    assert pair.stage.running == ()
     pair.to_stage(Inquire("r"))
     assert len(control(pair, Failed)) == 2
     assert pair.stage.stats.active == 1
@@ -406,6 +407,153 @@ def test_tombstones_are_bounded():
         pair.to_stage(Cancel(f"r{number}"))
 
     assert len(pair.stage._tombstones) == MAX_TOMBSTONES
+
+
+# --- an engine that is stuck --------------------------------------------------------------------------------
+
+
+LIMIT_S = 10.0
+
+
+class Watched(ActorPair):
+    """A pair whose stage is watched; the test plays the timer."""
+
+    def __init__(self, shape: EngineShape, **limits) -> None:
+        super().__init__(shape, step_timeout_s=LIMIT_S, **limits)
+        self.open()
+
+    def due_at(self) -> float | None:
+        """Take the moment of the last timer that was set."""
+        timers = [effect.at for effect in self.stage_effects if isinstance(effect, SetTimer) and effect.key == WATCH]
+        self.stage_effects = [effect for effect in self.stage_effects if not isinstance(effect, SetTimer)]
+        return timers[-1] if timers else None
+
+    def at(self, now: float) -> list:
+        """Fire the timer at a moment; return for how long the engine is said to be stuck."""
+        self.now = now
+        self.from_stage(self.stage.on_timer(now))
+        return [effect.seconds for effect in self.stage_effects if isinstance(effect, Stall)]
+
+
+@pytest.mark.parametrize("shape", [EngineShape.STEP, EngineShape.STEP_FED])
+def test_step_that_does_not_end_is_a_stall(shape):
+    pair = Watched(shape)
+    pair.now = 2.0
+    pair.send("r", A, is_last=True)
+    assert pair.due_at() == 2.0 + LIMIT_S
+    assert pair.at(1.0 + LIMIT_S) == []
+
+    assert pair.at(2.0 + LIMIT_S) == [LIMIT_S]
+    assert pair.at(50.0) == [LIMIT_S], "it is told once"
+
+
+@pytest.mark.parametrize("shape", [EngineShape.STEP, EngineShape.STEP_FED])
+def test_steps_that_end_are_no_stall_however_many(shape):
+    pair = Watched(shape)
+    pair.send("r", A, is_last=True)
+    for pair.now in (6.0, 12.0, 18.0):
+        stepped(pair)
+        assert pair.at(pair.now + 1.0) == []
+    assert pair.due_at() == 18.0 + LIMIT_S
+
+
+def test_starved_request_may_wait_for_ever():
+    pair = Watched(EngineShape.STEP_FED)
+    pair.send("r", A)
+    stepped(pair)
+    stepped(pair, Starved("r"))
+
+    assert pair.at(1000.0) == []
+    assert pair.due_at() == 1000.0 + LIMIT_S, "it may be aborted and never let go"
+
+
+@pytest.mark.parametrize("shape", list(EngineShape))
+def test_abort_that_is_never_confirmed_is_a_stall(shape):
+    pair = Watched(shape)
+    pair.send("r", A, is_last=True)
+    pair.now = 1.0
+    stepped(pair)
+    pair.now = 5.0
+    pair.from_stage(pair.stage.on_stepped(5.0))
+    pair.to_stage(Cancel("r"))
+
+    assert pair.at(4.0 + LIMIT_S) == []
+    assert pair.at(5.0 + LIMIT_S) == [LIMIT_S]
+
+
+def test_request_that_has_all_it_needs_and_makes_nothing_is_a_stall():
+    pair = Watched(EngineShape.STREAMING)
+    pair.now = 3.0
+    pair.send("r", A)
+
+    assert pair.at(LIMIT_S) == []
+    assert pair.at(3.0 + LIMIT_S) == [LIMIT_S]
+
+
+def test_more_input_does_not_hide_a_stall():
+    pair = Watched(EngineShape.STREAMING)
+    for pair.now in (3.0, 6.0, 9.0):
+        pair.send("r", A)
+
+    assert pair.at(3.0 + LIMIT_S) == [LIMIT_S]
+
+
+@pytest.mark.parametrize("event", [Output("r", "text", B), "taken"], ids=["output", "taken"])
+def test_whatever_a_request_does_counts_from_then_on(event):
+    pair = Watched(EngineShape.STREAMING)
+    pair.send("r", A, is_last=True)
+    pair.now = 7.0
+    if event == "taken":
+        pair.from_stage(pair.stage.on_taken("r", "prompt", A, 7.0))
+    else:
+        events(pair, event)
+
+    assert pair.at(LIMIT_S) == []
+    assert pair.at(7.0 + LIMIT_S) == [LIMIT_S]
+
+
+def test_request_that_took_all_its_input_and_may_get_more_is_no_stall():
+    pair = Watched(EngineShape.STREAMING)
+    pair.send("r", A)
+    pair.from_stage(pair.stage.on_taken("r", "prompt", A, 1.0))
+    assert pair.at(1000.0) == []
+
+    pair.send("r", is_last=True)
+    assert pair.at(999.0 + LIMIT_S) == []
+    assert pair.at(1000.0 + LIMIT_S) == [LIMIT_S]
+
+
+def test_request_without_credit_is_no_stall_until_it_has_some():
+    pair = Watched(EngineShape.STREAMING, window_chunks=1)
+    pair.send("r", A, is_last=True)
+    events(pair, Output("r", "text", A), Output("r", "text", B))
+    assert pair.at(1000.0) == []
+
+    pair.from_client(pair.client.consume("r", "text", A))
+    pair.settle()
+    assert pair.at(999.0 + LIMIT_S) == []
+    assert pair.at(1000.0 + LIMIT_S) == [LIMIT_S]
+
+
+def test_request_that_waits_for_a_slot_is_no_stall():
+    pair = Watched(EngineShape.STREAMING, width=1, max_resident=1)
+    pair.send("r", A)
+    pair.from_stage(pair.stage.on_taken("r", "prompt", A, 0.0))
+    pair.open("second")
+    pair.send("second", A, is_last=True)
+
+    assert pair.at(1000.0) == []
+
+
+@pytest.mark.parametrize("shape", list(EngineShape))
+def test_idle_engine_is_not_watched(shape):
+    pair = Watched(shape)
+    pair.send("r", is_last=True)
+    stepped(pair, Finished("r"))
+    pair.due_at()
+
+    assert pair.at(1000.0) == []
+    assert pair.due_at() is None
 
 
 # --- the transition table -----------------------------------------------------------------------------------
@@ -452,7 +600,8 @@ def acts(pair: ActorPair):
         yield lambda event=event: stage.on_events([event], 0.0)
     yield lambda: stage.on_stepped(0.0)
     yield lambda: stage.on_aborted("r", 0.0)
-    yield lambda: stage.on_taken("r", "prompt", A)
+    yield lambda: stage.on_timer(0.0)
+    yield lambda: stage.on_taken("r", "prompt", A, 0.0)
 
 
 NUM_ACTS = len(list(acts(ActorPair())))

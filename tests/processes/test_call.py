@@ -171,7 +171,8 @@ def test_status_shows_what_is_missing(up, omni_bus) -> None:
     shown = omni_bus("status")
 
     assert shown.returncode == 1
-    assert re.search(r"^writer\.0 +down +NO", shown.stdout, re.MULTILINE)
+    assert re.search(r"^writer\.0 +degraded +[\d.]+ s +NO", shown.stdout, re.MULTILINE)
+    assert "writer.0: exit code 70" in shown.stdout
     assert deployment.stop() == 0
 
 

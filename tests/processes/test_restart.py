@@ -83,15 +83,18 @@ async def test_used_up_restarts_leave_the_stage_degraded(up) -> None:
     deployment = up(TWO.format(more="max_restarts = 1"))
     await deployment.told("ready")
     async with await deployment.client() as client:
-        with pytest.raises(StageLost):
-            await last_of(await ask(client, tokens=5, crash_at_step=1))
-        await deployment.told("process", process="llm.0", phase="backing off", exit=70)
-        await deployment.told("process", process="llm.0", phase="ready")
-        with pytest.raises(StageLost):
-            await last_of(await ask(client, tokens=5, crash_at_step=1))
-        await deployment.told("process", process="llm.0", phase="degraded", exit=70)
+        for phase in ("backing off", "degraded"):
+            request = await ask(client, tokens=100, crash_at_step=50)
+            await has_begun(request)
+            with pytest.raises(StageLost):
+                await last_of(request)
+            await deployment.told("process", process="llm.0", phase=phase, exit=70)
+            if phase == "backing off":
+                await deployment.told("process", process="llm.0", phase="ready")
 
-        with pytest.raises(Unavailable, match="stage 'llm' has no replica"):
+        while "degraded" not in {row["phase"] for row in await client.admin("health")}:
+            pass  # what the supervisor told is under way
+        with pytest.raises(Unavailable, match=r"stage 'llm' has no replica that can serve \(llm\.0: degraded, exit"):
             await ask(client)
         assert isinstance(await last_of(await ask(client, "other", tokens=3)), End)
     assert await asyncio.to_thread(deployment.stop) == 0
@@ -109,7 +112,7 @@ async def test_hung_process_is_found_and_restarted(up) -> None:
         with pytest.raises(StageLost):
             await last_of(doomed)
         died = await deployment.told("process died", process="llm.0")
-        assert died["error"] == "it hung: the coordinator heard nothing of it"
+        assert died["error"] == "it hung: no heartbeat for 1 s"
         await deployment.told("process", process="llm.0", phase="ready")
         assert isinstance(await last_of(await ask(client, tokens=3)), End)
     assert await asyncio.to_thread(deployment.stop) == 0
@@ -126,7 +129,7 @@ async def test_killed_coordinator_interrupts_no_stream(up) -> None:
         await deployment.told("process", process="coordinator", phase="backing off")
         lost = asyncio.create_task(ask(client, tokens=3))
 
-        with pytest.raises(Unavailable, match="the coordinator was lost before it answered"):
+        with pytest.raises(Unavailable, match=r"the coordinator (was lost before it answered|does not answer)"):
             await lost
         assert isinstance(await last_of(running), End)
         await deployment.told("actor ready", name="llm.0")

@@ -11,6 +11,7 @@ from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.quota import Quota
+from omni_bus.core.recovery import needed_stages, origin
 from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
@@ -29,13 +30,16 @@ from omni_bus.wire.frames import (
     Inquire,
     Introduce,
     Lost,
+    Outlook,
     Ping,
     Pong,
     Progress,
     Ready,
     Reject,
+    Reroute,
     Route,
     RouteEdge,
+    Stalled,
     Submit,
 )
 
@@ -93,7 +97,7 @@ class Coordinator(RuleBasedStateMachine):
         self.live: set[str] = set()
         self.ends: Counter[tuple[str, Peer]] = Counter()
         self.acks: Counter[str] = Counter()
-        self.is_honest = True
+        self.successors: dict[str, set[str]] = {}
 
     def take(self, effects: list[Any]) -> None:
         for effect in effects:
@@ -106,6 +110,10 @@ class Coordinator(RuleBasedStateMachine):
                         assert drained.isdisjoint(peer.actor for peer in route.stages.values())
                 case Send(peer=peer, frame=Failed(request=request)):
                     self.ends[request, peer] += 1
+                case Send(frame=Reroute(request=request, successor=successor)):
+                    self.successors.setdefault(request, set()).add(successor)
+                case Send(peer=peer, frame=Cancel()):
+                    assert self.core._membership.get(peer.sender) is not None, "a cancel to nobody"
                 case Send():
                     pass
                 case SetTimer(key=key, at=at):
@@ -148,6 +156,23 @@ class Coordinator(RuleBasedStateMachine):
         kinds = [Done(request), Cancelled(request, 1), Failed(request, ErrorInfo("stage_failed", "broke"))]
         self.frame(peer, data.draw(st.sampled_from(kinds)), wait)
 
+    @rule(actor=st.sampled_from(["llm.0", "llm.1", "voice.0"]), incarnation=st.integers(1, 2))
+    def supervisor_sees_a_stage_end(self, actor, incarnation):
+        supervisor = Peer("supervisor", 1, "a")
+        self.frame(supervisor, Hello(PROTOCOL_VERSION, supervisor, "supervisor"))
+        self.frame(supervisor, Lost(Peer(actor, incarnation, "a")))
+
+    @rule(
+        actor=st.sampled_from(["llm.0", "llm.1", "voice.0"]),
+        phase=st.sampled_from(["backing off", "degraded", "starting", "stopped"]),
+    )
+    def supervisor_tells_of_a_stage(self, actor, phase):
+        supervisor = Peer("supervisor", 1, "a")
+        stage, _, replica = actor.partition(".")
+        self.frame(supervisor, Hello(PROTOCOL_VERSION, supervisor, "supervisor"))
+        self.frame(supervisor, Outlook(actor, stage, int(replica), phase, "it died", 5.0))
+        assert not any(request for request, _ in self.core._recovery.hopeless(self.now))
+
     # --- actors that don't --------------------------------------------------------------------------------
 
     @rule(
@@ -158,9 +183,10 @@ class Coordinator(RuleBasedStateMachine):
         stage=stages,
         is_ready=st.booleans(),
         live=st.lists(routes, max_size=2),
+        ran_s=st.lists(st.sampled_from([0.0, 3.0, 1e9, -1.0]), max_size=3),
     )
-    def hello_of_anybody(self, peer, version, claimed, role, stage, is_ready, live):
-        self.frame(peer, Hello(version, claimed or peer, role, stage, 0, is_ready, tuple(live)))
+    def hello_of_anybody(self, peer, version, claimed, role, stage, is_ready, live, ran_s):
+        self.frame(peer, Hello(version, claimed or peer, role, stage, 0, is_ready, tuple(live), tuple(ran_s)))
 
     @rule(
         peer=peers,
@@ -188,7 +214,7 @@ class Coordinator(RuleBasedStateMachine):
         ]
         self.frame(peer, frames[which], wait)
 
-    @rule(peer=peers, other=peers, which=st.integers(0, 10), wait=moments, number=st.integers(0, 3))
+    @rule(peer=peers, other=peers, which=st.integers(0, 13), wait=moments, number=st.integers(0, 3))
     def any_other_frame(self, peer, other, which, wait, number):
         frames = [
             Heartbeat(peer.endpoint, number),
@@ -202,6 +228,9 @@ class Coordinator(RuleBasedStateMachine):
             Credit("r0", 0, 1, 1),
             Admin(number, "health"),
             Admin(number, "nonsense"),
+            Stalled(peer, "llm", 0, 60.0),
+            Stalled(other, "llm", 0, 60.0),
+            Outlook("llm.0", "llm", 0, "degraded", "x", 60.0),
         ]
         self.frame(peer, frames[which], wait)
 
@@ -257,7 +286,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def each_request_has_one_terminal_transition(self):
-        ended = sum(self.core._ended[outcome] for outcome in ("done", "failed", "cancelled"))
+        ended = sum(self.core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(entry.state is State.ENDING for entry in self.core._requests.values())
         assert ended == len(self.entered) - len(self.core._requests) + num_ending
 
@@ -270,22 +299,27 @@ class Coordinator(RuleBasedStateMachine):
         for name, admission in self.core._admission.items():
             mine = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in mine.items() if e.state is State.QUEUED}
+            recovering = {r for r, e in mine.items() if e.state is State.RECOVERING}
             assert admission._queued.keys() == queued
-            assert admission._in_flight.keys() == mine.keys() - queued
+            assert admission._in_flight.keys() == mine.keys() - queued - recovering
             counts = admission.counts
-            assert counts.queued <= counts.max_queued
+            assert counts.queued <= counts.max_queued + sum(mine[r].recover_by is not None for r in queued)
             assert counts.in_flight <= counts.max_in_flight + sum(e.is_adopted for e in mine.values())
-            assert counts.queued_bytes == sum(mine[r].submit.input_bytes for r in queued) <= counts.max_queued_bytes
+            assert counts.queued_bytes == sum(mine[r].submit.input_bytes for r in queued)
+            assert counts.queued_bytes <= counts.max_queued_bytes + sum(
+                mine[r].submit.input_bytes for r in queued if mine[r].recover_by is not None
+            )
 
     @invariant()
     def callers_keep_their_own_limits(self):
         for row in self.core._status(self.now)["callers"]:
             mine = [e for e in self.core._requests.values() if e.submit.key == row["caller"]]
-            mine = [e for e in mine if e.pipeline.name == row["pipeline"]]
+            mine = [e for e in mine if e.pipeline.name == row["pipeline"] and e.state is not State.RECOVERING]
             num_queued = sum(e.state is State.QUEUED for e in mine)
             assert (row["in_flight"], row["queued"]) == (len(mine) - num_queued, num_queued)
             quota = QUOTAS.get(row["caller"], Quota())
-            assert quota.max_queued is None or num_queued <= quota.max_queued
+            num_back = sum(e.state is State.QUEUED and e.recover_by is not None for e in mine)
+            assert quota.max_queued is None or num_queued <= quota.max_queued + num_back
             num_adopted = sum(e.is_adopted for e in mine)
             assert quota.max_in_flight is None or row["in_flight"] <= quota.max_in_flight + num_adopted
             assert quota.max_priority is None or all(
@@ -301,7 +335,7 @@ class Coordinator(RuleBasedStateMachine):
     @invariant()
     def running_requests_are_bound_and_ending_ones_have_a_timer(self):
         for request, entry in self.core._requests.items():
-            if entry.state in (State.QUEUED, State.HELD):
+            if entry.state in (State.QUEUED, State.HELD, State.RECOVERING):
                 assert entry.route is None
                 assert not entry.pending
             else:
@@ -325,6 +359,20 @@ class Coordinator(RuleBasedStateMachine):
         assert {("drain", number) for number in drains} == {key for key in self.timers if key[0] == "drain"}
         for drain in drains.values():
             assert any(self.core._outstanding(name) for name in drain.args.actors)
+
+    @invariant()
+    def who_waits_for_a_replica_has_a_timer_and_a_reason(self):
+        recovering = {r: e for r, e in self.core._requests.items() if e.state is State.RECOVERING}
+        assert self.core._recovery._waiting == recovering
+        for request, entry in recovering.items():
+            assert ("recover", request) in self.timers
+            assert any(not self.core._bindable(stage) for stage in needed_stages(entry.edges))
+
+    @invariant()
+    def each_request_has_at_most_one_successor(self):
+        for request, successors in self.successors.items():
+            assert len(successors) == 1
+            assert origin(request) == request, "a successor has none"
 
     @invariant()
     def membership_tables_agree(self):

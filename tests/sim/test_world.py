@@ -3,14 +3,20 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
+from omni_bus.core import coordinator
 from omni_bus.core.administration import Administration
+from omni_bus.core.adoption import Adoption
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.edge import OutEdge
+from omni_bus.core.kept import KeptInput
+from omni_bus.core.recovery import Recovery, successor_of
 from omni_bus.core.scheduler import Scheduler
 from omni_bus.core.stage import EngineShape, StageCore
+from omni_bus.core.stage import _Live as Live
 from omni_bus.sim.__main__ import main
 from omni_bus.sim.ledger import Ledger, Violation
 from omni_bus.sim.scenario import GRAPHS
@@ -27,6 +33,32 @@ def forgets_what_has_arrived(core: CoordinatorCore, *args: Any, is_settled: bool
 
 NUM_SEEDS = 10_000
 """As many as `test_schedules` runs."""
+
+
+def reroutes_what_has_output(self, frame):
+    """As the core does it, without a look at what was put out."""
+    call = self._calls.get(frame.request)
+    if call is not None and call.kept is None:
+        call.kept = KeptInput()
+    return on_reroute(self, frame)
+
+
+def gives_up_for_good(self, request, entry, error, now):
+    return self._end_early(request, error, now) + self._settle(request, entry, now)
+
+
+def repeats_everything(entry, error):
+    error.is_retry_safe = True
+    return successor_of(entry, error)
+
+
+def reroutes_for_ever(entry, error):
+    if entry.route is not None:
+        entry.route = msgspec.structs.replace(entry.route, is_retry=False)
+    return successor_of(entry, error)
+
+
+on_reroute = ClientCore._on_reroute
 
 
 def first_failing(num_seeds: int) -> int | None:
@@ -69,9 +101,11 @@ def test_schedules_reach_every_kind_of_trouble():
         seen.update({"lossless": bool(world.loses_nothing and scenario.operations)})
         for row in world.coordinator.core._status(0.0)["callers"]:
             seen.update(row["refused_by"])
+        seen.update({"resumed": world.num_rerouted, "stalled": world.num_stalled})
 
     wanted = [*GRAPHS, *EngineShape, "fast", "slow", "stuck", "done", "failed", "cancelled", "rejected", "adopted"]
     wanted += ["overloaded", "quota_exceeded", "bad_input"]
+    wanted += ["rerouted", "resumed", "stalled"]
     wanted += ["held", "restart", "drain", "scale_down", "operations", "forced", "lossless"]
     wanted += ["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
     assert [what for what in wanted if seen[what] == 0] == []
@@ -87,12 +121,25 @@ def test_schedules_reach_every_kind_of_trouble():
         (Scheduler, "resume", lambda self, request: None),
         (StageCore, "_consumed", lambda self, live, edge, payload: []),
         (StageCore, "on_aborted", lambda self, request, now: []),
-        (StageCore, "_on_cancel", lambda self, request: []),
+        (StageCore, "_on_cancel", lambda self, request, now: []),
+        (StageCore, "on_timer", lambda self, now: []),
+        (Live, "can_advance", property(lambda self: True)),
         (ClientCore, "consume", lambda self, request, port, payload: []),
         (ClientCore, "on_coordinator_changed", lambda self: []),
         (ClientCore, "on_peer_lost", lambda self, peer: []),
+        (ClientCore, "on_coordinator_silent", lambda self: []),
+        (ClientCore, "_on_reroute", lambda self, frame: []),
+        (ClientCore, "_on_reroute", reroutes_what_has_output),
+        (ClientCore, "_replay", lambda self, call: []),
+        (Recovery, "take_ready", lambda self: []),
+        (Recovery, "leave", lambda self, request: None),
+        (CoordinatorCore, "_give_up", gives_up_for_good),
+        (CoordinatorCore, "_on_stalled", lambda self, sender, stalled, now: []),
+        (coordinator, "successor_of", repeats_everything),
+        (coordinator, "successor_of", reroutes_for_ever),
         (CoordinatorCore, "_release", lambda self, entry, stage: entry.pending.pop(stage)),
-        (CoordinatorCore, "_adopt", lambda self, actor, route, now: []),
+        (Adoption, "adopt", lambda self, actor, route, ran_s, now: []),
+        (Adoption, "_shorten", lambda self, entry, ran_s, now: []),
         (CoordinatorCore, "_check_adopted", lambda self, request, now: []),
         (CoordinatorCore, "_lose", lambda self, request, entry, actor, now: []),
         (CoordinatorCore, "_run_held", lambda self, now: []),
@@ -131,7 +178,7 @@ def test_ledger_notices_loss_doubling_and_early_end():
 
 
 def test_violation_names_seed_and_replay(monkeypatch):
-    monkeypatch.setattr(StageCore, "_on_cancel", lambda self, request: [])
+    monkeypatch.setattr(StageCore, "_on_cancel", lambda self, request, now: [])
     seed = first_failing(NUM_SEEDS)
     assert seed is not None
 

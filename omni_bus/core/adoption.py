@@ -1,0 +1,162 @@
+"""What a coordinator learns of running requests that it did not admit: it is new, or had given an actor up.
+
+Actors list them in their `Hello`. Nobody's word is final: whoever takes part in a request has `patience_s` to say hello
+too; who does not is gone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from omni_bus.core.effects import Report, Send, SetTimer
+from omni_bus.core.recovery import stage_lost
+from omni_bus.core.request import Request, State
+from omni_bus.errors import OmniBusError, RequestCancelled, unknown_name
+from omni_bus.wire.frames import Cancel, Failed, Inquire, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from omni_bus.core.admission import Admission
+    from omni_bus.core.binding import Bindings
+    from omni_bus.core.effects import Common
+    from omni_bus.core.membership import Actor, Membership
+    from omni_bus.core.pipeline import Pipeline
+    from omni_bus.core.tombstones import Tombstones
+    from omni_bus.errors import ErrorInfo
+    from omni_bus.ids import RequestId
+    from omni_bus.wire.frames import Hello, Route
+
+MAX_ROUTES = 4096
+"""Running requests that one hello may bring; taking so many over costs about a tenth of a second of the loop.
+
+An actor that runs more has the others taken over as the first ones end, since its heartbeats tell of them.
+"""
+
+
+class Adoption:
+    """Works on the coordinator's own tables; ends no request itself, since that is the coordinator's one place."""
+
+    def __init__(
+        self,
+        pipelines: dict[str, Pipeline],
+        membership: Membership,
+        *,
+        bindings: Bindings,
+        admission: dict[str, Admission],
+        requests: dict[RequestId, Request],
+        tombstones: Tombstones[ErrorInfo],
+        patience_s: float,
+    ) -> None:
+        self._pipelines = pipelines
+        self._membership = membership
+        self._bindings = bindings
+        self._admission = admission
+        self._requests = requests
+        self._tombstones = tombstones
+        self._patience_s = patience_s
+
+    def on_hello(self, actor: Actor, hello: Hello, now: float) -> list[Common]:
+        """Take over what the hello lists, and ask the actor for what it should list and does not."""
+        listed = {route.request for route in hello.live}
+        effects: list[Common] = [
+            Send(actor.peer, Inquire(request))
+            for request, entry in self._requests.items()
+            if entry.is_adopted and request not in listed and actor.peer in (entry.client, *entry.pending.values())
+        ]
+        for route, ran_s in _listed(hello):
+            effects += self.adopt(actor, route, ran_s, now)
+        if len(hello.live) > MAX_ROUTES:
+            fields = {"name": actor.peer.actor, "listed": len(hello.live), "taken": MAX_ROUTES}
+            effects.append(Report("hello lists more requests than are taken over at once", fields))
+        return effects
+
+    def adopt(self, actor: Actor, route: Route, ran_s: float, now: float) -> list[Common]:
+        """Learn of a request from one who takes part in it and says that it has run for `ran_s`."""
+        is_client = route.gateway == actor.peer
+        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
+            return []
+        request = route.request
+        entry = self._requests.get(request)
+        if entry is None and request not in self._tombstones and route.pipeline in self._pipelines:
+            return self._take_over(actor, route, ran_s, now)
+        if entry is not None and entry.state is State.RUNNING and entry.route == route:
+            return self._shorten(entry, ran_s, now)
+        if entry is not None and (entry.route != route or entry.state is State.RUNNING):
+            return []
+        if not is_client:
+            if entry is not None and actor.stage not in entry.pending:
+                entry.pending[actor.stage] = actor.peer
+                self._bindings.rebind(actor.sender)
+            return [Send(actor.peer, Cancel(request, "the request ended"))]
+        error = self._error_for_client(route) if entry is None else entry.error
+        return [] if error is None else [Send(actor.peer, Failed(request, error))]
+
+    def missing(self, entry: Request) -> tuple[list[str], OmniBusError | None]:
+        """Return the stages that have not said hello, and the error that the request ends with; None if all are here.
+
+        What is missing when the patience is over is gone.
+        """
+        if entry.route is None:
+            return [], None
+        absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
+        if self._membership.get(entry.client.sender) is None:
+            return absent, RequestCancelled("the client's gateway is gone")
+        return absent, stage_lost(absent[0], entry.route, entry.pipeline) if absent else None
+
+    def _error_for_client(self, route: Route) -> ErrorInfo | None:
+        """What a client that still waits for an ended request is told; None if its last chunks are under way."""
+        pipeline = self._pipelines.get(route.pipeline)
+        if pipeline is None:
+            return unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
+        error = self._tombstones.epitaph(route.request)
+        absent = [stage for stage, peer in route.stages.items() if self._membership.get(peer.sender) is None]
+        if error is None and absent:
+            return stage_lost(absent[0], route, pipeline).to_info()
+        return error
+
+    def _take_over(self, actor: Actor, route: Route, ran_s: float, now: float) -> list[Common]:
+        """Run a former coordinator's request on, and ask all who take part what became of it."""
+        request = route.request
+        entry = Request(
+            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
+            client=route.gateway,
+            pipeline=self._pipelines[route.pipeline],
+            edges=route.edges,
+            received_at=now - ran_s,
+            deadline=None if route.timeout_s is None else now + max(0.0, route.timeout_s - ran_s),
+            state=State.RUNNING,
+            route=route,
+            pending=dict(route.stages),
+            is_adopted=True,
+        )
+        self._requests[request] = entry
+        self._admission[route.pipeline].adopt(request, route.key, now)
+        for peer in route.stages.values():
+            self._bindings.rebind(peer.sender)
+        effects: list[Common] = [
+            Send(peer, Inquire(request))
+            for peer in (route.gateway, *route.stages.values())
+            if peer != actor.peer and self._membership.get(peer.sender) is not None
+        ]
+        if entry.deadline is not None:
+            effects.append(SetTimer(("deadline", request), entry.deadline))
+        return [*effects, SetTimer(("adopted", request), now + self._patience_s)]
+
+    def _shorten(self, entry: Request, ran_s: float, now: float) -> list[Common]:
+        """Believe whoever says that an adopted request has run longest: a stage learns of it later than its client."""
+        if not entry.is_adopted or entry.deadline is None or entry.route is None or entry.route.timeout_s is None:
+            return []
+        deadline = now + max(0.0, entry.route.timeout_s - ran_s)
+        if deadline >= entry.deadline:
+            return []
+        entry.deadline, entry.received_at = deadline, now - ran_s
+        return [SetTimer(("deadline", entry.route.request), deadline)]
+
+
+def _listed(hello: Hello) -> Iterator[tuple[Route, float]]:
+    """Pair the routes with how long each has run: nothing where that is not said, or can't be."""
+    for number, route in enumerate(hello.live[:MAX_ROUTES]):
+        ran_s = hello.ran_s[number] if number < len(hello.ran_s) else 0.0
+        yield route, ran_s if 0.0 <= ran_s < math.inf else 0.0

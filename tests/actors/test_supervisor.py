@@ -286,7 +286,7 @@ async def test_coordinator_is_told_what_becomes_of_a_replica(watched: Watched, m
     watched.one.start_s = 2.0
 
     watched.child("llm.0").end(-9)
-    watched.supervisor._spawn(watched.one)
+    watched.supervisor.spawn(watched.one)
 
     assert watched.client.outlooks == [
         Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.5),

@@ -1,11 +1,14 @@
 """The coordinator's process: its core on a socket.
 
 Run by the supervisor as ``python -m actors.coordinator DEPLOYMENT_JSON``. SIGTERM drains: nothing is admitted any more,
-running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise.
+running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise. Asked
+to retire it leaves at once: what runs goes on without it, and what waits is submitted again to its successor, which is
+told with ``--awaits`` who served before.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 from typing import TYPE_CHECKING
@@ -33,7 +36,7 @@ CUT_S = 2.0
 class CoordinatorActor:
     """The coordinator on the running loop; listens from construction on."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, awaited: Sequence[str] = ()) -> None:
         self._idle = asyncio.Event()
         self._is_draining = False
         self._driver = Driver(
@@ -45,8 +48,15 @@ class CoordinatorActor:
             curve=deployment.curve(),
         )
         config = deployment.config
-        quotas = {name: caller.quota for name, caller in config.callers.items()}
-        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, config.heartbeat_s, quotas)
+        self._core = CoordinatorCore(
+            self._driver.me,
+            deployment.pipelines,
+            config.heartbeat_s,
+            {name: caller.quota for name, caller in config.callers.items()},
+            deployment.arrangement,
+            awaited,
+        )
+        self._perform(self._core.start(self._driver.now))
         logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 
@@ -102,11 +112,15 @@ class CoordinatorActor:
 
 async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     """Serve until SIGTERM, then drain; a second one ends at once."""
-    del arguments
     stop = Stop()
-    actor = CoordinatorActor(deployment)
+    parser = argparse.ArgumentParser(prog="actors.coordinator")
+    parser.add_argument("--awaits", metavar="REPLICA", action="append", default=[])
+    actor = CoordinatorActor(deployment, parser.parse_args(arguments).awaits)
     settle()
     await stop.requested.wait()
+    if stop.is_retiring:
+        await actor.close()
+        return 0
     is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()
     return 0 if is_clean else EXIT_CUT

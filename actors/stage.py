@@ -1,7 +1,8 @@
 """A stage's process: one replica with its engine, on a socket.
 
 Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so
-that the load can be followed.
+that the load can be followed. SIGTERM ends it; when it is to retire (`omni_bus.runtime.signals`) it has nothing left to
+do, and leaves once all that it sent has been delivered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main, settle
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 from omni_bus.wire.frames import (
     STAGE_FRAMES,
@@ -53,6 +54,9 @@ logger = logging.getLogger(__name__)
 LINGER_S = 0.2
 """In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
 
+DELIVER_S = 10.0
+"""A peer that has not read its frames within this, once they are sent, is not reading."""
+
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
 
@@ -64,6 +68,9 @@ class StageActor:
         config = deployment.config.stages[stage]
         name = f"{stage}.{replica}"
         self._stage = stage
+        self._has_left = False
+        self.is_settled = True
+        """Nothing is known to be missing of what was sent."""
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
@@ -128,9 +135,16 @@ class StageActor:
         """Done when the coordinator refused this actor."""
         return self._driver.leaving
 
+    async def retire(self) -> None:
+        """Say goodbye once nobody can miss this actor any more; it has no request left. Then `close`."""
+        self.is_settled = await self._driver.delivered(DELIVER_S)
+        self._has_left = True
+        self._perform(self._member.goodbye("retired", is_settled=self.is_settled))
+
     async def close(self) -> None:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
-        self._perform(self._member.goodbye("stopped"))
+        if not self._has_left:
+            self._perform(self._member.goodbye("stopped"))
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._host.close()
@@ -253,8 +267,10 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     if actor.leaving.done():
         raise actor.leaving.result()
     if loading.done():
+        if stop.is_retiring:
+            await stop.unless_ordered(actor.retire())
         await actor.close()
-    return 0
+    return 0 if actor.is_settled else EXIT_CUT
 
 
 if __name__ == "__main__":

@@ -281,6 +281,7 @@ class BusClient:
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+        self._heard = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -375,7 +376,7 @@ class BusClient:
         self.requests[request.id] = request
         request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
-        self.perform(self.core.submit(submit, params or {}))
+        self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
         return request
 
@@ -401,6 +402,20 @@ class BusClient:
         """This client as a supervisor reads it from the log."""
         return self._driver.address
 
+    async def heard(self) -> None:
+        """Wait until the coordinator says something: within a heartbeat, if there is one."""
+        self._heard.clear()
+        await self._heard.wait()
+
+    def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
+        """Tell the coordinator that an actor's process has ended; only a supervisor is believed.
+
+        Args:
+            peer: whose.
+            is_settled: all that it sent has arrived.
+        """
+        self.perform(self._member.lost(peer, is_settled=is_settled))
+
     def allocate(self, num_bytes: int) -> Blob:
         """Return writable memory for an input of so many bytes, from any thread.
 
@@ -412,10 +427,6 @@ class BusClient:
             ValueError: `num_bytes` is negative.
         """
         return self._driver.allocate(num_bytes)
-
-    def tell_lost(self, peer: Peer) -> None:
-        """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
-        self.perform(self._member.lost(peer))
 
     def tell_outlook(self, outlook: Outlook) -> None:
         """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
@@ -462,9 +473,10 @@ class BusClient:
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
                 self.core.on_coordinator_heard()
+                self._heard.set()
                 self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
-                    self.perform(self.core.on_coordinator_changed())
+                    self.perform(self.core.on_coordinator_changed(now))
                     if self._on_introduce is not None:
                         self._on_introduce()
                 elif isinstance(frame, Broken) and frame.target == self._driver.me:

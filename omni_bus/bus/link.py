@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ from omni_bus.bus.outbox import Outbox, OutboxStatistics
 from omni_bus.bus.sockets import is_tcp
 from omni_bus.ids import Peer, Sender, new_incarnation
 from omni_bus.wire.codec import DeviceReference, Reference
-from omni_bus.wire.frames import Mapped, MappedDevice, Offer, OfferDevice, Release
+from omni_bus.wire.frames import Confirm, Confirmed, Mapped, MappedDevice, Offer, OfferDevice, Release
 from omni_bus.wire.payloads import ordinary_memory
 
 if TYPE_CHECKING:
@@ -89,8 +90,13 @@ class Link:
             OfferDevice: self._on_offer_device,
             MappedDevice: self._on_mapped_device,
             Release: self._on_release,
+            Confirm: self._on_confirm,
+            Confirmed: self._on_confirmed,
         }
         self._authenticator = Authenticator(self._context, curve) if curve is not None and is_tcp(listen) else None
+        self._unconfirmed: dict[int, Peer] = {}
+        self._num_confirms = 0
+        self._is_confirmed = asyncio.Event()
         try:
             self._inbox = Inbox(
                 self._context,
@@ -145,6 +151,7 @@ class Link:
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""
         self._outbox.forget(peer)
+        self._confirm([nonce for nonce, asked in self._unconfirmed.items() if asked == peer])
         self._borrowed.forget(peer.sender)
         self._views.forget(peer.sender)
 
@@ -159,6 +166,29 @@ class Link:
             self._cuda.statistics(),
             0 if self._authenticator is None else self._authenticator.num_refused,
         )
+
+    async def delivered(self, timeout_s: float) -> bool:
+        """Wait until all that was sent so far has been delivered to the actors that it was sent to.
+
+        Closing can't tell that: it ends when the last byte has left, and who is gone by then may be missed by somebody
+        who has yet to read it.
+
+        Returns:
+            Whether everybody said so in time. Peers that were forgotten meanwhile are not waited for.
+        """
+        for peer, is_bulk in self._outbox.ways():
+            self._num_confirms += 1
+            self._unconfirmed[self._num_confirms] = peer
+            self.send(peer, Confirm(self._num_confirms, self.me, is_bulk))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._unconfirmed:
+                    self._is_confirmed.clear()
+                    await self._is_confirmed.wait()
+        except TimeoutError:
+            self._unconfirmed.clear()
+            return False
+        return True
 
     async def close(self, linger_s: float) -> None:
         """Send what can still be sent within `linger_s`, then close."""
@@ -200,6 +230,22 @@ class Link:
             self._cuda.release(sender, frame.device, frame.generations, frame.reads)
         elif self._arena is not None:
             self._arena.release(sender, frame.generations)
+
+    def _on_confirm(self, sender: Sender, frame: Confirm) -> None:
+        if frame.peer.sender == sender:
+            self.send(frame.peer, Confirmed(frame.nonce))
+
+    def _on_confirmed(self, sender: Sender, frame: Confirmed) -> None:
+        asked = self._unconfirmed.get(frame.nonce)
+        # The coordinator is known by its name: its address outlives its incarnations.
+        if asked is not None and asked.actor == sender.actor and asked.incarnation in (0, sender.incarnation):
+            self._confirm([frame.nonce])
+
+    def _confirm(self, nonces: list[int]) -> None:
+        for nonce in nonces:
+            del self._unconfirmed[nonce]
+        if nonces and not self._unconfirmed:
+            self._is_confirmed.set()
 
     def _fetch(self, sender: Sender, reference: Reference | DeviceReference) -> memoryview | Blob:
         if isinstance(reference, DeviceReference):

@@ -24,7 +24,7 @@ from omni_bus.errors import BadInput, InputTooLarge, OmniBusError
 from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec, DeviceReference, Reference
 from omni_bus.wire.device import DeviceBlob
-from omni_bus.wire.frames import Chunk, Close, Offer, Open
+from omni_bus.wire.frames import Chunk, Close, Confirm, Offer, Open
 from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Video
 
 if TYPE_CHECKING:
@@ -307,6 +307,11 @@ class Outbox:
                 if reason:
                     _log.warning("%s can't read shared memory (sent in messages): %s", reader.actor, reason)
 
+    def ways(self) -> list[tuple[Peer, bool]]:
+        """Return the peers that were sent to and read, and whether that was on the way for bulky payloads."""
+        lanes = ((self._lanes, False), (self._bulk_lanes, True))
+        return [(peer, is_bulk) for of, is_bulk in lanes for peer, lane in of.items() if not lane.is_stuck]
+
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer; what was not sent is dropped (what waited here is counted).
 
@@ -564,4 +569,6 @@ def _is_bulky(frame: Any) -> bool:
     if kind is Open:
         edges = frame.route.edges
         return 0 <= frame.edge < len(edges) and edges[frame.edge].kind in BULKY_KINDS
-    return kind is Close and frame.kind in BULKY_KINDS
+    if kind is Close:
+        return frame.kind in BULKY_KINDS
+    return kind is Confirm and frame.is_bulk

@@ -61,7 +61,7 @@ async def _call(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
-    async with visit(args) as (client, pipelines, _):
+    async with visit(args) as (client, pipelines):
         pipeline = _pipeline(pipelines, args.model)
         for stage in params:
             if stage not in pipeline.stages:

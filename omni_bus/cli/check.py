@@ -16,7 +16,6 @@ import msgspec
 
 from omni_bus.cli.deployment import (
     add_config_arguments,
-    available_cores,
     detect_platform,
     insecurities,
     load_deployment,
@@ -27,6 +26,7 @@ from omni_bus.config.load import Loaded
 from omni_bus.config.settings import Setting, settings
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.errors import ConfigError, did_you_mean
+from omni_bus.runtime.cores import available_cores
 
 _WIDTH = 100
 _ORIGIN_COLUMN = 48

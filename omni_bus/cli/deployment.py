@@ -117,11 +117,6 @@ def detect_platform() -> str:
     return "rocm" if os.path.exists("/dev/kfd") else "cpu"
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def adapter_class(name: str) -> type[Engine]:
     """Return an adapter's class.
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
+from actors.operations import Operations
 from actors.supervisor import Supervisor
-from omni_bus.cli.deployment import add_config_arguments, available_cores, insecurities, load_deployment
+from omni_bus.cli.deployment import add_config_arguments, insecurities, load_deployment
 from omni_bus.cli.display import make_display
 from omni_bus.config import schema
 from omni_bus.config.graph import warnings
@@ -23,7 +24,8 @@ from omni_bus.core.member import COORDINATOR
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.observe.log import LEVELS
 from omni_bus.runtime import rundir
-from omni_bus.runtime.cores import share
+from omni_bus.runtime.control import ControlServer, control_path
+from omni_bus.runtime.cores import available_cores, share
 from omni_bus.runtime.deployment import Deployment, ipc_endpoint
 from omni_bus.runtime.exposure import numeric_bind
 from omni_bus.runtime.ports import bind_port
@@ -134,6 +136,9 @@ async def _up(
         )
     )
     supervisor = Supervisor(deployment, sockets, os.environ, on_line=display.line, on_change=display.changed)
+    operations = Operations(supervisor)
+    control = ControlServer(control_path(deployment.run_dir), operations.carry_out)
+    await control.start()
     display.begin(supervisor.processes)
     began_at = time.monotonic()
     starting = asyncio.create_task(supervisor.start())
@@ -151,15 +156,19 @@ async def _up(
         await asyncio.wait({asking, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
         if supervisor.failed.done():
             raise supervisor.failed.result()
-        return await _stop(supervisor, stop, display)
+        operations.close()
+        return await _stop(supervisor, control, stop, display)
     finally:
+        operations.close()
+        await control.close()
         await supervisor.kill()  # nobody is left after a stop; after an error, everybody is
         display.end()
 
 
-async def _stop(supervisor: Supervisor, stop: Stop, display: Display) -> int:
+async def _stop(supervisor: Supervisor, control: ControlServer, stop: Stop, display: Display) -> int:
     """Drain; a second signal cuts it short."""
     display.stopping()
+    await control.close()
     stopping = asyncio.create_task(supervisor.stop())
     forcing = asyncio.create_task(stop.forced.wait())
     await asyncio.wait({stopping, forcing}, return_when=asyncio.FIRST_COMPLETED)

@@ -33,8 +33,6 @@ class Visit(NamedTuple):
 
     client: BusClient
     pipelines: dict[str, Pipeline]
-    replicas: dict[str, int]
-    """How many each stage should have; empty for a deployment elsewhere."""
 
 
 def add_visit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +72,7 @@ async def visit(args: argparse.Namespace) -> AsyncGenerator[Visit]:
             curve=deployment.curve(),
         )
         async with client:
-            replicas = {stage: config.replicas for stage, config in deployment.config.stages.items()}
-            yield Visit(client, deployment.pipelines, replicas)
+            yield Visit(client, deployment.pipelines)
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +101,7 @@ async def _visit_elsewhere(args: argparse.Namespace) -> AsyncGenerator[Visit]:
                 pipelines = await client.admin("pipelines")
         except TimeoutError:
             raise Unavailable(f"the coordinator does not answer (waited {WELCOME_S:g} s)") from None
-        yield Visit(client, msgspec.convert(pipelines, dict[str, Pipeline]), {})
+        yield Visit(client, msgspec.convert(pipelines, dict[str, Pipeline]))
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:

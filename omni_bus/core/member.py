@@ -94,9 +94,9 @@ class Member:
         self.is_ready = True
         return [self._to_coordinator(Ready())]
 
-    def lost(self, peer: Peer) -> list[Common]:
-        """Tell that another actor's process has ended."""
-        return [self._to_coordinator(Lost(peer))]
+    def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
+        """Tell that another actor's process has ended, and whether all that it sent has arrived."""
+        return [self._to_coordinator(Lost(peer, is_settled=is_settled))]
 
     def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
         """A connection to a peer broke, which may have lost frames of ours.
@@ -119,10 +119,10 @@ class Member:
         self._stalled_s = seconds
         return [self._to_coordinator(self._introduction(now))]
 
-    def goodbye(self, reason: str) -> list[Common]:
-        """Tell that this actor leaves."""
+    def goodbye(self, reason: str, *, is_settled: bool = False) -> list[Common]:
+        """Tell that this actor leaves, and whether all that it sent has arrived."""
         self.is_ready = False
-        return [self._to_coordinator(Goodbye(reason))]
+        return [self._to_coordinator(Goodbye(reason, is_settled))]
 
     def on_timer(self, now: float) -> list[Common]:
         """Beat."""

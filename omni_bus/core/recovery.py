@@ -17,11 +17,11 @@ from omni_bus.errors import OmniBusError, RequestCancelled, StageLost, from_info
 from omni_bus.ids import RequestId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from omni_bus.core.absence import Absences
     from omni_bus.core.effects import Common
-    from omni_bus.core.membership import Actor, Membership
+    from omni_bus.core.membership import Actor
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.wire.frames import Route, RouteEdge
 
@@ -90,10 +90,15 @@ def successor_of(entry: Request, error: OmniBusError) -> tuple[RequestId, Reques
 
 
 class Recovery:
-    """Requests that wait, in order and not for long, for a replica of a stage that has lost its last one."""
+    """Requests that wait, in order and not for long, for a replica of a stage that has lost its last one.
 
-    def __init__(self, membership: Membership, absences: Absences) -> None:
-        self._membership = membership
+    Args:
+        replicas: a stage's replicas that may be bound.
+        absences: which stages have no hope.
+    """
+
+    def __init__(self, replicas: Callable[[str], Sequence[Actor]], absences: Absences) -> None:
+        self._replicas = replicas
         self._absences = absences
         self._waiting: dict[RequestId, Request] = {}
 
@@ -147,4 +152,4 @@ class Recovery:
 
     def _missing(self, entry: Request) -> str | None:
         stages = needed_stages(entry.edges)
-        return next((stage for stage in stages if not self._membership.replicas(stage)), None)
+        return next((stage for stage in stages if not self._replicas(stage)), None)

@@ -133,6 +133,10 @@ class Driver:
                     assert other is not None, f"nobody carries out {effect}"
                     other(effect)
 
+    async def delivered(self, timeout_s: float) -> bool:
+        """Wait until all that was sent has been delivered; False if not everybody said so in time."""
+        return await self._link.delivered(timeout_s)
+
     async def close(self, linger_s: float = 1.0) -> None:
         """Drop the timers, send what is queued, close the sockets."""
         for handle in self._timers.values():

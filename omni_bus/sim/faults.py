@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from omni_bus.sim.ledger import Violation
-from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess, SupervisorProcess
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
 
 if TYPE_CHECKING:
     from omni_bus.sim.scenario import FaultPlan
@@ -72,17 +72,20 @@ class Faults:
             world.loses_frames = plan.loses_frames
         world.cut(process)
         process.die()
+        world.on_death(process.name)
         self._supervise(process, "degraded" if plan.down_s is None else "backing off", plan.down_s or 60.0)
         if plan.down_s is not None:
             self._later(plan.down_s, self._restart, process)
 
     def _supervise(self, process: Process, phase: str, retry_after_s: float) -> None:
-        supervisor = self._world.processes.get("supervisor")
-        if isinstance(supervisor, SupervisorProcess):
+        supervisor = self._world.supervisor
+        if supervisor is not None:
             self._world.after(self._world.rng.random() * 0.002, supervisor.on_exit, process, phase, retry_after_s)
 
     def _restart(self, process: Process) -> None:
         world = self._world
+        if world.processes[process.name] is not process or process.has_retired:
+            return  # an operation was faster
         world.add(process.successor())
         if process.name == world.coordinator.name:
             world.release_held()

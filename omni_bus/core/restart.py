@@ -15,16 +15,21 @@ SECOND_DELAY_S = 0.5
 
 MAX_DELAY_S = 30.0
 
+_MAX_DOUBLINGS = 20
+"""Beyond any delay; without it, the thousandth death would be beyond a float."""
+
 
 class RestartPolicy:
     """Exponential back-off with jitter, and a budget; after it, the process stays down.
 
     Args:
         max_restarts: within `WINDOW_S`.
+        max_delay_s: what the delay doubles up to, apart from jitter.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, max_delay_s: float = MAX_DELAY_S) -> None:
         self._max_restarts = max_restarts
+        self._max_delay_s = max_delay_s
         self._died_at: deque[float] = deque()
 
     def on_death(self, now: float, jitter: float) -> float | None:
@@ -40,6 +45,7 @@ class RestartPolicy:
             return None
         delay = FIRST_DELAY_S
         if self._died_at:
-            delay = min(MAX_DELAY_S, SECOND_DELAY_S * 2 ** (len(self._died_at) - 1))
+            doublings = min(len(self._died_at) - 1, _MAX_DOUBLINGS)
+            delay = SECOND_DELAY_S * 2**doublings
         self._died_at.append(now)
-        return delay * (0.75 + 0.5 * jitter)
+        return min(self._max_delay_s, delay) * (0.75 + 0.5 * jitter)

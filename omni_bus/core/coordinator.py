@@ -286,13 +286,15 @@ class CoordinatorCore:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
         effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
-        is_new = self._membership.get(sender) is None
+        known = self._membership.get(sender)
+        is_new, was_ready = known is None, known is not None and known.is_ready
         actor = self._membership.join(hello, now)
         self._absences.join(actor)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
-        if is_new and actor.is_ready:
+        # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
+        if actor.is_ready and not was_ready:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
@@ -300,7 +302,7 @@ class CoordinatorCore:
         effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
-        return effects + (self._run_held(now) if is_new else [])
+        return effects + (self._run_held(now) if is_new or not was_ready else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""

@@ -18,7 +18,7 @@ from omni_bus.client import BusClient
 from omni_bus.core.absence import DEGRADED
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
-from omni_bus.core.restart import RestartPolicy
+from omni_bus.core.restart import MAX_DELAY_S, RestartPolicy
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
@@ -73,13 +73,14 @@ class Process:
         fds: tuple[int, ...],
         max_restarts: int,
         is_stage: bool,
+        max_restart_delay_s: float = MAX_DELAY_S,
     ) -> None:
         self.name = name
         self.is_stage = is_stage
         self.arguments = arguments
         self.num_threads = num_threads
         self.fds = fds
-        self.restarts = RestartPolicy(max_restarts)
+        self.restarts = RestartPolicy(max_restarts, max_restart_delay_s)
         self.child: Child | None = None
         self.phase: str = Phase.STARTING
         self.fraction = 0.0
@@ -150,6 +151,7 @@ class Supervisor:
                 num_threads=threads,
                 fds=fds,
                 max_restarts=config.max_restarts,
+                max_restart_delay_s=config.max_restart_delay_s,
                 is_stage=arguments[0] == "actors.stage",
             )
 

@@ -21,8 +21,10 @@ from actors.gateway import GatewayActor
 from actors.stage import StageActor
 from adapters import ADAPTERS
 from gateways import GATEWAYS
+from omni_bus.bus.faulty import Faults, FaultyLink
 from omni_bus.config.load import load
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
+from omni_bus.runtime import driver
 from omni_bus.runtime.deployment import Deployment
 from omni_bus.runtime.ports import bind_port
 
@@ -66,17 +68,22 @@ class Running:
 
 
 @asynccontextmanager
-async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Running]:
+async def running(toml: str, *, loads_stages: bool = True, faults: Faults | None = None) -> AsyncIterator[Running]:
     """Start a deployment in the running loop and stop it at the end.
 
     Args:
         toml: the deployment file's text; gateways get free ports.
         loads_stages: False leaves the stages as they are before their first engine is loaded.
+        faults: what the links between the actors suffer.
 
     Raises:
         ConfigError: the text can't be served.
     """
     async with AsyncExitStack() as stack:
+        if faults is not None:
+            # For good: without faults that are installed when it is built, it is the link that it stands for.
+            driver.Link = FaultyLink
+            stack.enter_context(faults.installed())
         # Short, since a socket's path has at most 107 characters (unix(7)).
         run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="ob-"))
         path = Path(run_dir) / "deployment.toml"
@@ -94,6 +101,7 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             pipelines=loaded.pipelines,
             run_dir=run_dir,
             cache_dir=run_dir,
+            state_dir=f"{run_dir}/state",
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
             supervisor_pid=os.getpid(),

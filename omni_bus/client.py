@@ -25,7 +25,15 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable, from_info
+from omni_bus.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InputTooLarge,
+    OmniBusError,
+    RequestCancelled,
+    Unavailable,
+    from_info,
+)
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
@@ -74,6 +82,10 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 RequestEvent: TypeAlias = Item | End
 
+OVERDUE_S = 1.0
+"""The coordinator ends a request whose time limit passed; a client that is not told so within this gives it up, since
+the submit, the answer or the news of the end may have been lost."""
+
 
 class Request:
     """One admitted request. Iterate over it once; asking for the next item gives the last one's credit back."""
@@ -89,6 +101,7 @@ class Request:
         self._error: OmniBusError | None = None
         self._is_over = False
         self._route: Route | None = None
+        self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> Route:
@@ -175,9 +188,18 @@ class Request:
 
     # --- called by the client ---------------------------------------------------------------------------------
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Give it up if nobody ends it in time; its limit may become known, or be counted anew, when it is admitted."""
+        if timeout_s is None or self._is_over:
+            return
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
+
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it, once or, over another route, twice."""
         self._route = route
+        self.limit(route.timeout_s)
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -204,10 +226,17 @@ class Request:
         if self._error is not None:
             raise from_info(self._error.to_info())
 
+    def _give_up(self) -> None:
+        message = "the request's time limit passed, and the coordinator did not say so"
+        self._end(DeadlineExceeded(message))
+        self.cancel(message)
+
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         self._error = error
         self._has_event.set()
         for event in self._writable.values():
@@ -344,6 +373,7 @@ class BusClient:
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
+        request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}))
         await request.admitted()
@@ -365,6 +395,11 @@ class BusClient:
             return await future
         finally:
             del self._calls[call]
+
+    @property
+    def address(self) -> dict[str, str]:
+        """This client as a supervisor reads it from the log."""
+        return self._driver.address
 
     def allocate(self, num_bytes: int) -> Blob:
         """Return writable memory for an input of so many bytes, from any thread.

@@ -51,6 +51,7 @@ class Gateway(ABC):
         pipelines: the pipelines to serve, by name; each passed `can_serve`.
         name: the table's name.
         callers: the deployment's ``[callers.NAME]`` tables: whose API keys are whose.
+        state_dir: folder for what outlives the process; its own, made by whoever first writes there.
     """
 
     Options: ClassVar[type[msgspec.Struct]]
@@ -64,12 +65,14 @@ class Gateway(ABC):
         *,
         name: str = "gateway",
         callers: Mapping[str, CallerConfig] | None = None,
+        state_dir: str = "",
     ) -> None:
         self.options = options
         self.client = client
         self.pipelines = dict(pipelines)
         self.name = name
         self.callers = dict(callers or {})
+        self.state_dir = state_dir
         self.is_draining = False
         """Set once: open responses go on, new requests are refused, health says so."""
 

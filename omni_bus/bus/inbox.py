@@ -138,6 +138,8 @@ class Inbox:
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
         self._recv = self._socket.recv
+        self.handle = self._decode_and_deliver
+        """Takes each message; `omni_bus.bus.faulty` puts itself before it."""
         # pyzmq's own goes through an enum
         self._get = cast("Callable[[int], int]", super(zmq.Socket, self._socket).get)
         self._is_open = True
@@ -194,7 +196,7 @@ class Inbox:
             self._loop.call_soon(self._drain)
 
     def _take(self, routing_id: bytes) -> None:
-        """Receive the rest of a message and deliver it.
+        """Receive the rest of a message and handle it.
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
@@ -203,13 +205,21 @@ class Inbox:
         parts: list[Part] = [header.bytes]
         if header.more:
             self._take_blobs(parts)
+        if self._authenticator is None or self._is_allowed(routing_id, _user_of(header)):
+            self.handle(routing_id, parts)
+
+    def _is_allowed(self, routing_id: bytes, user: str) -> bool:
+        """Judge each message: the next one of the same routing id may come over another connection."""
+        sender = self._senders.get(routing_id) or self._learn(routing_id)
+        if sender is None or may_speak_as(user, sender.actor):
+            return True
+        self._drop(routing_id, f"a connection of '{user}' may not speak for it")
+        return False
+
+    def _decode_and_deliver(self, routing_id: bytes, parts: list[Part]) -> None:
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")
-            return
-        # With each message: the next one of the same routing id may come over another connection.
-        if self._authenticator is not None and not may_speak_as(_user_of(header), sender.actor):
-            self._drop(routing_id, f"a connection of '{_user_of(header)}' may not speak for it")
             return
         self._sender = sender
         try:

@@ -95,6 +95,7 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
         pipelines=loaded.pipelines,
         run_dir=str(directory.path),
         cache_dir=str(cache_dir),
+        state_dir=str(rundir.state(os.environ, directory.path.name)),
         threads=threads,
         served=loaded.served,
         coordinator_endpoint=(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from omni_bus.core.quota import Quota
+from omni_bus.core.restart import MAX_DELAY_S
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -159,4 +160,6 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5
     """Restarts of one process within ten minutes before its stage is degraded."""
+    max_restart_delay_s: Seconds = MAX_DELAY_S
+    """The wait before a restart doubles with each death within ten minutes, from half a second up to this."""
     security: SecurityConfig = SecurityConfig()

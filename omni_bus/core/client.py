@@ -19,7 +19,16 @@ from omni_bus.core.effects import (
 from omni_bus.core.kept import KeptInput
 from omni_bus.core.member import Running
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.errors import BadInput, LinkBroken, OmniBusError, StageLost, Unavailable, from_info, unknown_name
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    LinkBroken,
+    OmniBusError,
+    StageLost,
+    Unavailable,
+    from_info,
+    unknown_name,
+)
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -345,7 +354,7 @@ class ClientCore:
             self.num_stale_frames += 1
             return []
         if call.in_edges[frame.edge] is not None:
-            raise BadInput(f"edge {frame.edge} of {frame.route.request} was opened twice")
+            raise BadFrame(f"edge {frame.edge} of {frame.route.request} was opened twice")
         call.in_edges[frame.edge] = InEdge(call.route, frame.edge)
         return []
 

@@ -339,7 +339,6 @@ class CoordinatorCore:
         ]
         for request, entry in list(self._requests.items()):
             effects += self._lose(request, entry, actor, now)
-        effects += self._resume(now)
         for broken in self._links.settle(actor.sender):
             effects += self._to_members(broken, broken.source)
         # After the requests' own errors, which know more than a client can conclude from this.
@@ -402,7 +401,7 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        return self._give_up(request, entry, error, now) + self._resume(now)
+        return self._give_up(request, entry, error, now)
 
     # --- recovery -----------------------------------------------------------------------------------------
 
@@ -412,24 +411,26 @@ class CoordinatorCore:
         if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found
-        # It waits before its predecessor's place is free, and so goes ahead of the queue.
         self._requests[name] = successor
-        effects = self._recovery.wait(name, successor, now)
-        if successor.deadline is not None:
-            effects.append(SetTimer(("deadline", name), successor.deadline))
+        deadline = successor.deadline
+        effects: list[Common] = [] if deadline is None else [SetTimer(("deadline", name), deadline)]
+        # Before its predecessor's place is free, so that it goes ahead of the queue; the client hears of it later.
+        is_ready = self._recovery.is_ready(successor)
+        resumed = self._offer_again(name, successor, now) if is_ready else self._recovery.wait(name, successor, now)
         effects += self._end_early(request, error, now, successor=name)
-        return effects + self._settle(request, entry, now)
+        return effects + self._settle(request, entry, now) + resumed
 
     def _resume(self, now: float) -> list[Common]:
         """Offer those for admission again whose stages all have a replica now."""
         effects: list[Common] = []
         for request, entry in self._recovery.take_ready():
-            entry.move("replicas ready")
-            effects.append(DropTimer(("recover", request)))
-            if self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run:
-                effects += self._run(request, entry, now)
-            effects += self._admit_waiting(entry.pipeline.name, now)
+            effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]
         return effects
+
+    def _offer_again(self, request: RequestId, entry: Request, now: float) -> list[Common]:
+        entry.move("replicas ready")
+        may_run = self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run
+        return self._run(request, entry, now) if may_run else []
 
     def _strand(self, request: RequestId, entry: Request, error: Unavailable, now: float) -> list[Common]:
         """Have a request whose turn it is wait for a stage that lost its last replica, if one may come in time."""
@@ -447,6 +448,10 @@ class CoordinatorCore:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
+        known = self._requests.get(submit.request)
+        if known is not None and known.client == actor.peer and known.submit == submit:
+            # A refusal would end the request for its client only, who would leave its stages without credit.
+            return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
         try:
             entry = self._accept(actor, submit, now)
             admission = self._admission[submit.pipeline]
@@ -606,7 +611,7 @@ class CoordinatorCore:
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request, now)
-        return effects + self._resume(now) + self._admit_waiting(entry.pipeline.name, now)
+        return effects + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
         """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""

@@ -109,13 +109,17 @@ class Recovery:
         has_time = entry.recover_by is None or now < entry.recover_by
         return has_time and not self._absences.is_degraded(stage)
 
+    def is_ready(self, entry: Request) -> bool:
+        """Whether each of its stages has a replica."""
+        return self._missing(entry) is None
+
     def leave(self, request: RequestId) -> None:
         """Forget a request; unknown ones are ignored."""
         self._waiting.pop(request, None)
 
     def take_ready(self) -> list[tuple[RequestId, Request]]:
         """Take those whose stages all have a replica now."""
-        ready = [(request, entry) for request, entry in self._waiting.items() if self._missing(entry) is None]
+        ready = [(request, entry) for request, entry in self._waiting.items() if self.is_ready(entry)]
         for request, _ in ready:
             del self._waiting[request]
         return ready

@@ -10,16 +10,21 @@ WINDOW_S = 600.0
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 
+_MAX_DOUBLINGS = 20
+"""Beyond any delay; without it, the thousandth death would be beyond a float."""
+
 
 class RestartPolicy:
     """Exponential back-off with jitter, and a budget; after it, the process stays down.
 
     Args:
         max_restarts: within `WINDOW_S`.
+        max_delay_s: what the delay doubles up to, apart from jitter.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, max_delay_s: float = MAX_DELAY_S) -> None:
         self._max_restarts = max_restarts
+        self._max_delay_s = max_delay_s
         self._died_at: deque[float] = deque()
 
     def on_death(self, now: float, jitter: float) -> float | None:
@@ -33,6 +38,6 @@ class RestartPolicy:
             self._died_at.popleft()
         if len(self._died_at) >= self._max_restarts:
             return None
-        delay = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** len(self._died_at))
+        delay = min(self._max_delay_s, FIRST_DELAY_S * 2 ** min(len(self._died_at), _MAX_DOUBLINGS))
         self._died_at.append(now)
         return delay * (0.75 + 0.5 * jitter)

@@ -39,6 +39,8 @@ class Deployment(msgspec.Struct, frozen=True):
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
     log_level: str = "INFO"
+    state_dir: str = ""
+    """Kept between starts, and can't be made again: uploaded files. By default they go with `run_dir`."""
     key_folder: str = ""
     """Of the keys for TCP, absolute; empty for a deployment without."""
     supervisor_pid: int = msgspec.field(default_factory=os.getpid)

@@ -69,6 +69,12 @@ def cache(environ: Mapping[str, str]) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "omni-bus"
 
 
+def state(environ: Mapping[str, str], name: str) -> Path:
+    """Return where a deployment keeps what can't be made again (the XDG state directory); not made yet."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "omni-bus" / name
+
+
 def write_privately(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read; others see all of it or nothing."""
     draft = path.with_name(f"{path.name}.new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from omni_bus.sim.ledger import Violation
@@ -26,6 +27,8 @@ class Faults:
         self._plans = list(world.scenario.faults)
         self._num_running = 0
         self._hung: dict[Process, FaultPlan] = {}
+        self.struck: Counter[str] = Counter()
+        """By kind."""
         self.last_at = 0.0
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
 
@@ -37,6 +40,7 @@ class Faults:
     def strike(self) -> None:
         """Carry out the next fault."""
         plan = self._plans.pop(0)
+        self.struck[plan.kind] += 1
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
         self.last_at = max(self.last_at, self._world.now)
         match plan.kind:

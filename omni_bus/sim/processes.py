@@ -196,7 +196,7 @@ class CoordinatorProcess(Process):
                 raise Violation(f"admission of {name} differs from the table")
             counts = admission.counts
             num_adopted = sum(1 for e in entries.values() if e.is_adopted)
-            num_back = sum(1 for r in queued if entries[r].recover_by is not None)
+            num_back = sum(1 for r in queued if entries[r].is_back)
             if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued + num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
             if counts.queued_bytes != sum(entries[r].submit.input_bytes for r in queued):
@@ -249,7 +249,7 @@ class CoordinatorProcess(Process):
     def _check_caller(self, caller: str, quota: Quota, entries: list[Request]) -> None:
         entries = [e for e in entries if e.state is not RequestState.RECOVERING]
         num_queued = sum(1 for e in entries if e.state is RequestState.QUEUED)
-        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.recover_by is not None)
+        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.is_back)
         num_adopted = sum(1 for e in entries if e.is_adopted)
         if quota.max_queued is not None and num_queued > quota.max_queued + num_back:
             raise Violation(f"{num_queued} requests of '{caller}' wait, {quota} allows fewer")

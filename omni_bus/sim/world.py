@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class World:
         self.num_stalled = 0
         self.deadlines: dict[RequestId, float] = {}
         """When requests with a time limit must be over, as their applications see it."""
+        self.sent: Counter[type[AnyFrame]] = Counter()
+        """Frames by kind."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
@@ -150,6 +153,7 @@ class World:
 
     def send(self, source: Process, target: Peer, frame: AnyFrame) -> None:
         """Put a frame on the link between two incarnations."""
+        self.sent[type(frame)] += 1
         link = (source.name, source.peer.incarnation, target.actor, target.incarnation)
         at = self.now + self.rng.expovariate(1 / self.scenario.delay_s)
         last = self._links.get(link, 0.0)

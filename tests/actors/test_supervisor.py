@@ -288,6 +288,20 @@ async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monk
     watched.close()
 
 
+async def test_coordinator_that_answers_nobody_is_ended_unless_it_has_just_come(watched: Watched) -> None:
+    watched.supervisor._end_silent_coordinator()
+    watched.make_all_ready()
+    watched.supervisor._end_silent_coordinator()
+    assert watched.child("coordinator").signals == []
+
+    assert watched.coordinator.ready_at is not None
+    watched.coordinator.ready_at -= 5.1
+    watched.supervisor._end_silent_coordinator()
+
+    assert watched.child("coordinator").signals == [signal.SIGKILL]
+    assert watched.coordinator.error == "it hung: it answers no heartbeats"
+
+
 async def test_only_replicas_have_an_outlook(watched: Watched) -> None:
     watched.make_all_ready()
     watched.client.outlooks.clear()

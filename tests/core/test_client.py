@@ -172,7 +172,7 @@ def test_stage_that_breaks_the_protocol_ends_the_request(running, frame):
     effects = running.on_frame(LLM.sender, frame, 0.0)
 
     (error,) = ended(effects)
-    assert isinstance(error, BadFrame | BadInput | LinkBroken)
+    assert isinstance(error, BadFrame | LinkBroken)
     assert isinstance(effects[-1].frame, Cancel)
 
 

@@ -14,6 +14,12 @@ def test_delay_doubles_up_to_its_limit() -> None:
     assert delays[-1] == MAX_DELAY_S
 
 
+def test_delay_has_the_limit_that_it_is_given_however_often_a_process_dies() -> None:
+    policy = RestartPolicy(max_restarts=1_000_000, max_delay_s=1.0)
+
+    assert {policy.on_death(float(i) / 10, jitter=0.5) for i in range(5000)} == {0.5, 1.0}
+
+
 @pytest.mark.parametrize(("jitter", "factor"), [(0.0, 0.75), (0.5, 1.0), (0.999, 1.2495)])
 def test_jitter_spreads_over_half_the_delay(jitter: float, factor: float) -> None:
     assert RestartPolicy(1).on_death(0.0, jitter) == pytest.approx(FIRST_DELAY_S * factor)

@@ -51,6 +51,7 @@ def ratios(output: str) -> dict[str, float]:
         ("curve", "round trip, with keys / without"),
         ("overload", "refusal p50, gateway / bus"),
         ("memory", "resident memory of all, after 200 requests / 20"),
+        ("uploads", "p99 with 3 uploads of 2 MB / idle"),
         ("start", "start of coordinator / bare interpreter with its libraries"),
     ],
 )

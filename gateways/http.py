@@ -15,14 +15,17 @@ from aiohttp import web
 from gateways import websockets
 from gateways.json_body import MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
 from gateways.keys import KeyRing, KeySource, sources_of
+from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
 from omni_bus.runtime.watch import FileWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from http import HTTPStatus
+
+    from omni_bus.config.schema import CallerConfig
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -67,6 +70,15 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     api_key_file: str = ""
     """File with more keys, one a line; read again when it changes."""
 
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may send requests and read answers (CORS), or ``"*"`` alone; by default none."""
+
+    cors_credentials: bool = False
+    """Lets these pages send cookies and logins of the browser, which a proxy before the gateway may need."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may open WebSockets besides the gateway's own, or ``"*"`` alone."""
+
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 as soon as that is known."""
 
@@ -99,15 +111,32 @@ class HttpGateway(Gateway):
         super().__init__(*args, **kwargs)
         self._keys = KeyRing(sources_of(_own_keys(self.options), self.callers))
         self._watch = self._watched()
+        self._origins = Origins(
+            self.name,
+            readers=self.options.cors_origins,
+            with_credentials=self.options.cors_credentials,
+            sockets=self.options.allowed_origins,
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
-        """Return what is wrong with the sources of keys."""
+        """Return what is wrong with the sources of keys, and with origins."""
+        problems = problems_of("cors_origins", options.cors_origins)
+        problems += problems_of("allowed_origins", options.allowed_origins)
+        if options.cors_credentials and ANY in options.cors_origins:
+            problems.append(
+                f'cors_credentials: true is not allowed with cors_origins = ["{ANY}"]; allowed: named origins'
+            )
         try:
             _own_keys(options).read()
         except BadInput as error:
-            return [error.message]
-        return []
+            problems.append(error.message)
+        return problems
+
+    @classmethod
+    def is_guarded(cls, options: HttpOptions, callers: Mapping[str, CallerConfig]) -> bool:
+        """Whether any source of keys is named; one that can't be read stops the start."""
+        return any(source.keys or source.env or source.file for source in sources_of(_own_keys(options), callers))
 
     def close(self) -> None:
         """Watch the key files no more."""
@@ -133,6 +162,10 @@ class HttpGateway(Gateway):
     def keepalive_timeout_s(self) -> float:
         """An idle connection is closed after this."""
         return self.options.keepalive_timeout_s
+
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Say which web pages may read the answer."""
+        self._origins.mark(request, response)
 
     def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
         """Render the refusal of a request whose head could not be read."""
@@ -182,10 +215,13 @@ class HttpGateway(Gateway):
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._authorise(request)
-            if self.is_draining and not is_open(request):
-                raise Unavailable(STOPPING)
-            response = await handler(request)
+            response = self._origins.preflight(request)
+            if response is None:
+                self._origins.check_upgrade(request)
+                self._authorise(request)
+                if self.is_draining and not is_open(request):
+                    raise Unavailable(STOPPING)
+                response = await handler(request)
         except web.HTTPException as error:
             response = _router_problem(request, error).response()
         except ConnectionError:

@@ -30,6 +30,7 @@ from omni_bus.errors import (
 TYPES: dict[int, str] = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",

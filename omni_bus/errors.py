@@ -20,6 +20,7 @@
     ├── RequestCancelled    somebody asked for it to end
     ├── StageFailed         a stage raised while working on the request
     ├── StageLost           the process that worked on the request is gone
+    │   └── LinkBroken      it lives, but the connection to it broke, and frames may be lost
     └── StartFailed         a process of the deployment did not come up
 
 Errors that cross the bus travel as `ErrorInfo`; `to_info` and `from_info` convert, and `code` is the key.
@@ -179,6 +180,12 @@ class StageLost(OmniBusError):
     code = "stage_lost"
 
 
+class LinkBroken(StageLost):
+    """The connection between two actors that worked on the request broke, and what was under way may be lost."""
+
+    code = "link_broken"
+
+
 class StartFailed(OmniBusError):
     """A process of the deployment did not come up."""
 
@@ -204,6 +211,7 @@ _BY_CODE: dict[str, type[OmniBusError]] = {
         RequestCancelled,
         StageFailed,
         StageLost,
+        LinkBroken,
         StartFailed,
     )
 }

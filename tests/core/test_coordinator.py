@@ -151,6 +151,19 @@ def test_hello_is_welcomed_and_another_version_refused():
     assert "version" in deployment.to(VOICE, Refused)[0].error.message
 
 
+@pytest.mark.parametrize("role", ["stage", "gateway", "supervisor"])
+def test_who_comes_with_a_clients_key_can_be_nothing_else(role):
+    deployment = Deployment()
+    client = Peer("client.laptop.x", 4, "x")
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, role, "llm" if role == "stage" else ""))
+    (refused,) = deployment.to(client, Refused)
+    assert refused.error.message == f"client.laptop.x comes with a client's key and calls itself a {role}"
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, "client"))
+    assert len(deployment.to(client, Welcome)) == 1
+
+
 def test_stranger_is_asked_to_introduce_itself():
     deployment = Deployment()
     deployment.frame(LLM, Heartbeat("there"))
@@ -292,12 +305,61 @@ def test_submit_that_comes_twice_runs_once(up):
 
 
 def test_used_id_is_rejected_also_after_the_end(up):
+    other = Peer("gateway.1", 4, "h")
+    up.join(other)
     up.submit("r")
     up.submit("r", priority=1)
+    up.frame(other, Submit("r", "chat", ("text",), attempt=1))
+    assert codes(up.to(other, Reject)) == ["bad_input"]
     up.frame(LLM, Done("r"))
     up.submit("r")
 
     assert codes(up.to(GATEWAY, Reject)) == ["bad_input", "bad_input"]
+
+
+def test_submit_that_is_repeated_is_one_request(up):
+    """A client repeats it when the coordinator did not know the client, without knowing what was heard before."""
+    up.submit("r")
+    up.submit("r", attempt=1)
+
+    first, second = up.to(GATEWAY, Admit)
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert first.route == second.route
+    assert up.core.num_live == 1
+
+
+def test_repeated_submit_that_waits_is_answered_as_its_last_attempt():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("first", "r")
+    deployment.submit("r", attempt=1)
+    deployment.frame(LLM, Done("first"))
+
+    assert [(admit.route.request, admit.attempt) for admit in deployment.to(GATEWAY, Admit)] == [("first", 0), ("r", 1)]
+
+
+def test_repeated_submit_of_what_ends_is_told_the_end(up):
+    up.submit("r")
+    up.frame(LLM, Failed("r", ErrorInfo("stage_failed", "broke")))
+    up.submit("s", outputs=("audio",))
+    up.frame(LLM, Failed("s", ErrorInfo("stage_failed", "broke")))
+    assert up.core.num_live == 1, "voice has not let go of s"
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed", "stage_failed"]
+    up.submit("s", outputs=("audio",), attempt=1)
+
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed"]
+
+
+def test_repeated_submit_of_what_was_given_up_may_be_tried_again(up):
+    up.submit("r")
+    up.frame(GATEWAY, Goodbye())
+    up.wait_until(CANCEL_RETRY_S)
+    up.frame(LLM, Cancelled("r", 1))
+    up.join(GATEWAY)
+    up.submit("r", attempt=1)
+
+    (reject,) = up.to(GATEWAY, Reject)
+    assert (reject.error.code, reject.error.is_retry_safe) == ("unavailable", True)
 
 
 def test_missing_stage_is_refused_at_once():
@@ -1020,6 +1082,9 @@ def in_state(state: State) -> Deployment:
     deployment.join(LLM, VOICE, GATEWAY, SUPERVISOR)
     if state in (State.QUEUED, State.RECOVERING):
         deployment.submit("other", outputs=())
+    if state is State.HELD:
+        deployment.frame(VOICE, Goodbye())
+        deployment.frame(SUPERVISOR, Admin(1, "arrange", {"returning": ["voice.0"]}))
     deployment.submit("r", outputs=(), timeout_s=50.0)
     if state is State.RECOVERING:
         deployment.frame(VOICE, Goodbye())
@@ -1030,6 +1095,7 @@ def in_state(state: State) -> Deployment:
     return deployment
 
 
+GATEWAY_ASKS_AGAIN = (GATEWAY, Submit("r", "chat", (), attempt=1))
 EVENTS = [
     (LLM, Done("r")),
     (LLM, Cancelled("r", 1)),
@@ -1039,8 +1105,12 @@ EVENTS = [
     (LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "llm", 0, is_ready=True, live=(route(),))),
     (VOICE, Done("r")),
     (VOICE, Cancelled("r")),
+    (VOICE, Hello(PROTOCOL_VERSION, VOICE, "stage", "voice", 0, is_ready=True)),
+    (SUPERVISOR, Admin(2, "arrange")),
+    (SUPERVISOR, Admin(3, "arrange", {"drained": ["llm.0"], "returning": ["llm.0"]})),
     (GATEWAY, Cancel("r")),
     (GATEWAY, Submit("r", "chat", ())),
+    GATEWAY_ASKS_AGAIN,
     (GATEWAY, Goodbye()),
     (GATEWAY, Done("r")),
     ("timer", ("deadline", "r")),
@@ -1065,5 +1135,6 @@ def test_no_event_leaves_the_transition_table(state):
                         deployment.take(deployment.core.on_timer(what, deployment.now))
                     else:
                         deployment.frame(who, what)
-                ended = [send for send in deployment.sent if isinstance(send.frame, Failed) and send.peer == GATEWAY]
-                assert len([send for send in ended if send.frame.request == "r"]) <= 1
+                if GATEWAY_ASKS_AGAIN not in (first, second, third):
+                    ended = [send.frame for send in deployment.sent if send.peer == GATEWAY]
+                    assert sum(isinstance(frame, Failed) and frame.request == "r" for frame in ended) <= 1

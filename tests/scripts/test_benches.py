@@ -48,6 +48,7 @@ def ratios(output: str) -> dict[str, float]:
         ("pipeline", "coordinator frames per request of 1 chunk, in and out"),
         ("gateway", "gateway CPU per chunk, 10 clients / 1"),
         ("call", "call latency, pipe / ours"),
+        ("curve", "round trip, with keys / without"),
         ("overload", "refusal p50, gateway / bus"),
         ("memory", "resident memory of all, after 200 requests / 20"),
         ("uploads", "p99 with 3 uploads of 2 MB / idle"),

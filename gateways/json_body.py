@@ -50,6 +50,14 @@ class JsonWeight:
             self.total += 3 * classes.count(b",") - 2 * num_commas + 2 * num_colons
 
 
+def _reserved(length: int) -> mmap.mmap | None:
+    """Return memory that is not taken yet; None where the machine wants to have it at once and has not."""
+    try:
+        return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+
+
 class BodyBuffer:
     """A body as it comes.
 
@@ -61,7 +69,7 @@ class BodyBuffer:
     """
 
     def __init__(self, length: int | None) -> None:
-        self._memory = mmap.mmap(-1, length) if length is not None and length >= HEAVY_BYTES else None
+        self._memory = _reserved(length) if length is not None and length >= HEAVY_BYTES else None
         self._blocks = [bytearray()]
         self.num_bytes = 0
 

@@ -206,6 +206,44 @@ async def test_process_that_cannot_start_is_said_once_and_tried_again(monkeypatc
         assert await decoders.decode(images()["png"], IMAGE)
 
 
+GATEWAY = """
+import asyncio, sys
+from omni_bus.media.decode import ImageRequest
+from omni_bus.runtime.media_pool import MediaPool
+
+async def main():
+    pool = MediaPool(num_processes=1)
+    await pool.decode(open(sys.argv[1], "rb").read(), ImageRequest("image", 10**6))
+    print(next(iter(pool._all)).process.pid, flush=True)
+    await asyncio.get_running_loop().create_future()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_process_ends_with_the_one_that_it_works_for(is_stuck, tmp_path: Path) -> None:
+    """However hard that was killed, and even if a decoder doesn't come back."""
+    (tmp_path / "a.png").write_bytes(images()["png"])
+    gateway = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", GATEWAY, str(tmp_path / "a.png")), stdout=asyncio.subprocess.PIPE
+    )
+    assert gateway.stdout is not None
+    worker = int(await gateway.stdout.readline())
+    watched = os.pidfd_open(worker)
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(watched, gone.set)
+    try:
+        if is_stuck:
+            os.kill(worker, signal.SIGSTOP)
+        gateway.kill()
+        await gateway.wait()
+        await gone.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(watched)
+        os.close(watched)
+
+
 async def test_process_is_replaced_after_so_many_files(monkeypatch) -> None:
     monkeypatch.setattr(media_pool, "MAX_FILES", 2)
     with pool() as decoders:

@@ -289,7 +289,7 @@ async def test_coordinator_is_told_what_becomes_of_a_replica(watched: Watched, m
     watched.supervisor.spawn(watched.one)
 
     assert watched.client.outlooks == [
-        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.5),
+        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.1),
         Outlook("llm.0", "llm", 0, "starting", "", 2.0),
     ]
 

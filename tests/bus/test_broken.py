@@ -40,7 +40,7 @@ class End:
             on_unreachable=self._on_unreachable,
         )
 
-    def _deliver(self, _: Any, frame: Ping) -> None:
+    def _deliver(self, _: Any, frame: Any) -> None:
         self.nonces.append(frame.nonce)
         self._changed.set()
 

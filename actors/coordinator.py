@@ -1,11 +1,14 @@
 """The coordinator's process: its core on a socket.
 
 Run by the supervisor as ``python -m actors.coordinator DEPLOYMENT_JSON``. SIGTERM drains: nothing is admitted any more,
-running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise.
+running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise. Asked
+to retire it leaves at once: what runs goes on without it, and what waits is submitted again to its successor, which is
+told with ``--awaits`` who served before.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from omni_bus.core.effects import Common, TimerKey
-    from omni_bus.ids import Sender
+    from omni_bus.ids import Peer, Sender
     from omni_bus.wire.frames import AnyFrame
 
 logger = logging.getLogger(__name__)
@@ -33,15 +36,27 @@ CUT_S = 2.0
 class CoordinatorActor:
     """The coordinator on the running loop; listens from construction on."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, awaited: Sequence[str] = ()) -> None:
         self._idle = asyncio.Event()
         self._is_draining = False
         self._driver = Driver(
-            COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
+            COORDINATOR,
+            deployment.coordinator_endpoint,
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            on_broken=self._on_broken,
+            curve=deployment.curve(),
         )
         config = deployment.config
-        quotas = {name: caller.quota for name, caller in config.callers.items()}
-        self._core = CoordinatorCore(self._driver.me, deployment.pipelines, config.heartbeat_s, quotas)
+        self._core = CoordinatorCore(
+            self._driver.me,
+            deployment.pipelines,
+            config.heartbeat_s,
+            {name: caller.quota for name, caller in config.callers.items()},
+            deployment.arrangement,
+            awaited,
+        )
+        self._perform(self._core.start(self._driver.now))
         logger.info("listening", extra={"fields": self._driver.address})
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 
@@ -83,6 +98,9 @@ class CoordinatorActor:
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         self._perform(self._core.on_frame(sender, frame, now))
 
+    def _on_broken(self, peer: Peer) -> None:
+        self._perform(self._core.on_link_broken(peer, self._driver.now))
+
     def _on_timer(self, key: TimerKey, now: float) -> None:
         self._perform(self._core.on_timer(key, now))
 
@@ -94,11 +112,15 @@ class CoordinatorActor:
 
 async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     """Serve until SIGTERM, then drain; a second one ends at once."""
-    del arguments
     stop = Stop()
-    actor = CoordinatorActor(deployment)
+    parser = argparse.ArgumentParser(prog="actors.coordinator")
+    parser.add_argument("--awaits", metavar="REPLICA", action="append", default=[])
+    actor = CoordinatorActor(deployment, parser.parse_args(arguments).awaits)
     settle()
     await stop.requested.wait()
+    if stop.is_retiring:
+        await actor.close()
+        return 0
     is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()
     return 0 if is_clean else EXIT_CUT

@@ -3,7 +3,8 @@
 Run by the supervisor as ``python -m actors.gateway DEPLOYMENT_JSON GATEWAY INDEX --fd FD``; FD is a socket that is
 bound and listens already. It answers from the first moment on: health says what the stages are doing. SIGTERM drains:
 nothing new is accepted, open responses finish within the drain limit, then the process exits, 0 if none had to be cut
-and 3 otherwise; a second SIGTERM ends it at once.
+and 3 otherwise; a second SIGTERM ends it at once. Asked to retire (`omni_bus.runtime.signals`), it leaves the socket to
+others and serves what is open for as long as that takes.
 """
 
 from __future__ import annotations
@@ -59,11 +60,14 @@ class GatewayActor:
             deployment.coordinator_endpoint,
             role="gateway",
             arena=deployment.arena,
+            curve=deployment.curve(),
         )
         logger.info("listening", extra={"fields": client.address})
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
+        state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
+        callers = deployment.config.callers
         try:
-            gateway = kind(options, client, pipelines, name=name, callers=deployment.config.callers)
+            gateway = kind(options, client, pipelines, name=name, callers=callers, state_dir=state_dir)
         except BaseException:
             await client.close()
             raise
@@ -71,6 +75,10 @@ class GatewayActor:
         await actor.server.start(sock)
         client.ready()
         return actor
+
+    async def retire(self) -> None:
+        """Leave new connections to others and wait until the open ones have ended."""
+        await self.server.retire()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait for open responses; True if all of them finished by themselves."""
@@ -97,6 +105,8 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     await asyncio.wait({stopping, actor.client.leaving}, return_when=asyncio.FIRST_COMPLETED)
     if actor.client.leaving.done():
         raise actor.client.leaving.result()
+    if stop.is_retiring:
+        await stop.unless_ordered(actor.retire())
     is_clean = await stop.drained(actor.drain(deployment.config.drain_timeout_s))
     await actor.close()
     return 0 if is_clean else EXIT_CUT

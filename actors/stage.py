@@ -1,7 +1,8 @@
 """A stage's process: one replica with its engine, on a socket.
 
 Run by the supervisor as ``python -m actors.stage DEPLOYMENT_JSON STAGE REPLICA``. It says hello before it loads, so
-that the load can be followed.
+that the load can be followed. SIGTERM ends it; when it is to retire (`omni_bus.runtime.signals`) it has nothing left to
+do, and leaves once all that it sent has been delivered.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.runtime.driver import Driver
 from omni_bus.runtime.engine_host import EngineThread, host_for
-from omni_bus.runtime.process import child_main, settle
+from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 from omni_bus.wire.frames import (
     STAGE_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Introduce,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.engine import Event
-    from omni_bus.ids import RequestId, Sender
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.runtime.deployment import Deployment
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
@@ -51,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 LINGER_S = 0.2
 """In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
+
+DELIVER_S = 10.0
+"""A peer that has not read its frames within this, once they are sent, is not reading."""
 
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
@@ -63,6 +68,9 @@ class StageActor:
         config = deployment.config.stages[stage]
         name = f"{stage}.{replica}"
         self._stage = stage
+        self._has_left = False
+        self.is_settled = True
+        """Nothing is known to be missing of what was sent."""
         self._default_params = config.params
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(
@@ -74,6 +82,8 @@ class StageActor:
             arena=deployment.arena,
             cuda=deployment.cuda,
             understands=STAGE_FRAMES,
+            on_broken=self._on_broken,
+            curve=deployment.curve(),
         )
         self._thread = EngineThread(name)
         threads, cache_dir = deployment.threads[stage], deployment.cache_dir
@@ -125,9 +135,16 @@ class StageActor:
         """Done when the coordinator refused this actor."""
         return self._driver.leaving
 
+    async def retire(self) -> None:
+        """Say goodbye once nobody can miss this actor any more; it has no request left. Then `close`."""
+        self.is_settled = await self._driver.delivered(DELIVER_S)
+        self._has_left = True
+        self._perform(self._member.goodbye("retired", is_settled=self.is_settled))
+
     async def close(self) -> None:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
-        self._perform(self._member.goodbye("stopped"))
+        if not self._has_left:
+            self._perform(self._member.goodbye("stopped"))
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._host.close()
@@ -167,13 +184,16 @@ class StageActor:
         match frame:
             case Chunk() | Credit():
                 self._perform(self._core.on_frame(sender, frame, now))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self._perform(self._core.on_unsent(request, error, self._driver.now))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self._perform(self._member.on_link_broken(peer, self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         self._perform(self._core.on_timer(now) if key == WATCH else self._member.on_timer(now))
@@ -247,8 +267,10 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     if actor.leaving.done():
         raise actor.leaving.result()
     if loading.done():
+        if stop.is_retiring:
+            await stop.unless_ordered(actor.retire())
         await actor.close()
-    return 0
+    return 0 if actor.is_settled else EXIT_CUT
 
 
 if __name__ == "__main__":

@@ -10,16 +10,18 @@ import logging
 import random
 import signal
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from omni_bus.client import BusClient
 from omni_bus.core.absence import DEGRADED
+from omni_bus.core.administration import stage_of
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.restart import MAX_DELAY_S, RestartPolicy
-from omni_bus.errors import StartFailed
+from omni_bus.errors import StartFailed, Unavailable
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
 from omni_bus.runtime.deployment import SUPERVISOR
@@ -69,7 +71,6 @@ class Process:
         name: str,
         arguments: list[str],
         *,
-        num_threads: int,
         fds: tuple[int, ...],
         max_restarts: int,
         is_stage: bool,
@@ -78,8 +79,9 @@ class Process:
         self.name = name
         self.is_stage = is_stage
         self.arguments = arguments
-        self.num_threads = num_threads
         self.fds = fds
+        self.max_restarts = max_restarts
+        self.max_restart_delay_s = max_restart_delay_s
         self.restarts = RestartPolicy(max_restarts, max_restart_delay_s)
         self.child: Child | None = None
         self.phase: str = Phase.STARTING
@@ -89,12 +91,18 @@ class Process:
         """What its last start took."""
         self.ready_at: float | None = None
         self.error = ""
+        self.exit = ""
+        """How its last child ended, in words."""
         self.last_lines: list[str] = []
         self.peer: Peer | None = None
         """Its incarnation on the bus."""
         self.bindable: int | None = None
         """The incarnation that the coordinator last called ready."""
         self.num_restarts = 0
+        self.is_leaving = False
+        """Its end is wanted."""
+        self.is_surplus = False
+        """And no other incarnation is to follow."""
         self.retry_at = 0.0
         """When whoever needs it may find it again."""
         self.watchdog: asyncio.TimerHandle | None = None
@@ -104,6 +112,15 @@ class Process:
     def is_running(self) -> bool:
         """It has a live child."""
         return self.child is not None and self.child.exit_code is None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its last child."""
+        return None if self.child is None else self.child.pid
+
+    def renew(self) -> None:
+        """Forget its deaths: a person wants it to start."""
+        self.restarts = RestartPolicy(self.max_restarts, self.max_restart_delay_s)
 
 
 class Supervisor:
@@ -128,6 +145,7 @@ class Supervisor:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._deployment = deployment
+        self._sockets = dict(sockets)
         self._environ = environ
         self._on_line = on_line
         self._on_change = on_change
@@ -137,37 +155,40 @@ class Supervisor:
         """Done when the deployment can't go on."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[str, asyncio.Event] = {}
-        self.processes = self._plan(sockets)
+        self._changed = asyncio.Event()
+        self.watchers: set[Callable[[Process], None]] = set()
+        """Called with each process that changes its phase."""
+        self.processes = self._plan()
 
-    def _plan(self, sockets: Mapping[str, socket.socket]) -> list[Process]:
+    def _plan(self) -> list[Process]:
         config = self._deployment.config
-        path = str(self._deployment.path)
-
-        def process(name: str, *arguments: str, threads: int = 1, fds: tuple[int, ...] = ()) -> Process:
-            return Process(
-                name,
-                # Unbuffered, and with the place of a fault, so that a process that dies has said what it could.
-                ["-P", "-u", "-X", "faulthandler", "-m", *arguments],
-                num_threads=threads,
-                fds=fds,
-                max_restarts=config.max_restarts,
-                max_restart_delay_s=config.max_restart_delay_s,
-                is_stage=arguments[0] == "actors.stage",
-            )
-
-        found = [process(COORDINATOR, "actors.coordinator", path)]
+        found = [self._process(COORDINATOR, "actors.coordinator")]
         for stage, settings in config.stages.items():
-            threads = self._deployment.threads[stage]
-            found += [
-                process(f"{stage}.{replica}", "actors.stage", path, stage, str(replica), threads=threads)
-                for replica in range(settings.replicas)
-            ]
+            found += [self.replica(stage, number) for number in range(settings.replicas)]
         for gateway, settings in config.gateways.items():
-            fd = sockets[gateway].fileno()
-            for index in range(settings.processes):
-                arguments = ("actors.gateway", path, gateway, str(index), "--fd", str(fd))
-                found.append(process(f"gateway.{gateway}.{index}", *arguments, fds=(fd,)))
+            found += [self.gateway(gateway, index) for index in range(settings.processes)]
         return found
+
+    def _process(self, name: str, module: str, *arguments: str, fds: tuple[int, ...] = ()) -> Process:
+        return Process(
+            name,
+            # Unbuffered, and with the place of a fault, so that a process that dies has said what it could.
+            ["-P", "-u", "-X", "faulthandler", "-m", module, str(self._deployment.path), *arguments],
+            fds=fds,
+            max_restarts=self._deployment.config.max_restarts,
+            max_restart_delay_s=self._deployment.config.max_restart_delay_s,
+            is_stage=module == "actors.stage",
+        )
+
+    def replica(self, stage: str, number: int) -> Process:
+        """Return a replica's process, not yet started."""
+        return self._process(f"{stage}.{number}", "actors.stage", stage, str(number))
+
+    def gateway(self, gateway: str, index: int) -> Process:
+        """Return a gateway's process, not yet started; it inherits the listening socket, as its siblings do."""
+        fd = self._sockets[gateway].fileno()
+        arguments = (gateway, str(index), "--fd", str(fd))
+        return self._process(f"gateway.{gateway}.{index}", "actors.gateway", *arguments, fds=(fd,))
 
     async def start(self) -> None:
         """Start everything and wait until all of it is ready.
@@ -182,11 +203,12 @@ class Supervisor:
                 self._deployment.coordinator_endpoint,
                 role="supervisor",
                 on_lost=self._lost,
+                curve=self._deployment.curve(),
                 on_introduce=self._tell_all,
                 on_silent=self._end_silent_coordinator,
             )
             for process in self.processes:
-                self._spawn(process)
+                self.spawn(process)
             await self._started
         except BaseException:
             await self.kill()
@@ -218,6 +240,86 @@ class Supervisor:
         await self._all_ended(self.processes)
         await self._leave_bus()
 
+    # --- while it serves: `actors.operations` decides, this carries out -----------------------------------------
+
+    @property
+    def deployment(self) -> Deployment:
+        """As the next process that starts will read it."""
+        return self._deployment
+
+    def redeploy(self, deployment: Deployment) -> None:
+        """Have processes that start from now on read another deployment; those that run keep what they have read."""
+        self._deployment = deployment
+        deployment.write()
+
+    @property
+    def is_stopping(self) -> bool:
+        """A stop has begun."""
+        return self._is_stopping
+
+    @property
+    def is_serving(self) -> bool:
+        """The start is over, and no stop has begun."""
+        has_started = self._started.done() and not self._started.cancelled() and self._started.exception() is None
+        return has_started and not self._is_stopping
+
+    async def ask(self, op: str, args: Callable[[], dict[str, Any]]) -> Any:
+        """Ask the coordinator for an operation, and if it is lost before it answers, the next one.
+
+        Args:
+            op: the operation.
+            args: called each time for its arguments.
+
+        Raises:
+            BadInput: it can't be carried out.
+            Unavailable: the deployment is stopping.
+        """
+        while self._client is not None and not self._is_stopping:
+            try:
+                return await self._client.admin(op, **args())
+            except Unavailable:  # it is lost, or silent
+                await self._client.heard()
+        raise Unavailable("the deployment is stopping")
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so that can only become so when a process changes its phase."""
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def add(self, process: Process) -> None:
+        """Take a new process in and start it."""
+        self.processes.append(process)
+        self.spawn(process)
+
+    async def end(self, process: Process, number: signal.Signals, limit_s: float) -> bool:
+        """Have a process leave by a signal, and kill it if it has not within the limit.
+
+        Returns:
+            Whether it left by itself, and well.
+        """
+        process.is_leaving = True
+        self._drop_timers(process)
+        if not process.is_running:
+            self._died(process, "")
+            self._tell_change(process)
+        return await self._end([process], limit_s, number)
+
+    def dismiss(self, process: Process, number: signal.Signals) -> None:
+        """Tell a process to leave, and let it take its time."""
+        process.is_leaving = True
+        if process.child is not None:
+            process.child.signal(number)
+
+    async def has_ended(self, process: Process, limit_s: float) -> bool:
+        """Wait for a process that was told to leave; False if it has not within the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._all_ended([process])
+        except TimeoutError:
+            return False
+        return True
+
     # --- inside -----------------------------------------------------------------------------------------------
 
     async def _leave_bus(self) -> None:
@@ -225,7 +327,7 @@ class Supervisor:
         if client is not None:
             await client.close(linger_s=0.0)  # nobody is left to hear it
 
-    async def _end(self, processes: list[Process], limit_s: float) -> bool:
+    async def _end(self, processes: list[Process], limit_s: float, number: signal.Signals = signal.SIGTERM) -> bool:
         """Ask processes to leave; kill those that have not within the limit.
 
         Returns:
@@ -234,7 +336,7 @@ class Supervisor:
         processes = [process for process in processes if process.is_running]
         for process in processes:
             if process.child is not None:
-                process.child.signal(signal.SIGTERM)
+                process.child.signal(number)
         try:
             async with asyncio.timeout(limit_s):
                 await self._all_ended(processes)
@@ -251,16 +353,19 @@ class Supervisor:
             if process.is_running:
                 await self._exits[process.name].wait()
 
-    def _spawn(self, process: Process) -> None:
+    def spawn(self, process: Process) -> None:
+        """Start a process, or its next incarnation."""
+        self._drop_timers(process)
+        process.is_leaving = False
         process.phase, process.fraction, process.error = Phase.STARTING, 0.0, ""
         process.started_at, process.ready_at = self._loop.time(), None
         process.last_lines = []
-        process.backoff = process.peer = None
+        process.peer = None
         self._exits[process.name] = asyncio.Event()
         try:
             process.child = Child(
-                process.arguments,
-                environment(self._environ, process.num_threads),
+                [*process.arguments, *self._awaited(process)],
+                environment(self._environ, self._threads(process)),
                 on_line=lambda line: self._line(process, line),
                 on_exit=lambda code: self._exited(process, code),
                 pass_fds=process.fds,
@@ -269,11 +374,29 @@ class Supervisor:
             process.child = None
             process.error = f"can't be started: {error.strerror or error}"
             self._died(process, "")
-            self._on_change(process)
+            self._tell_change(process)
             return
         self._watch(process)
         self._tell(process, process.start_s)
+        self._tell_change(process)
+
+    def _awaited(self, process: Process) -> list[str]:
+        """Tell a coordinator that comes after another who serves already, and will say hello to it."""
+        if process.name != COORDINATOR or not self._started.done():
+            return []
+        serving = (
+            other for other in self.processes if other.is_stage and other.is_running and other.ready_at is not None
+        )
+        return [f"--awaits={other.name}" for other in serving]
+
+    def _threads(self, process: Process) -> int:
+        return self._deployment.threads[stage_of(process.name)] if process.is_stage else 1
+
+    def _tell_change(self, process: Process) -> None:
+        self._changed.set()
         self._on_change(process)
+        for watcher in list(self.watchers):
+            watcher(process)
 
     def _watch(self, process: Process) -> None:
         """The start limit is time without progress, so each sign of progress begins it anew."""
@@ -332,7 +455,7 @@ class Supervisor:
         elif (phase, fraction) != (process.phase, process.fraction) and process.ready_at is None:
             process.phase, process.fraction = phase, fraction
             self._watch(process)
-            self._on_change(process)
+            self._tell_change(process)
 
     def _ready(self, process: Process) -> None:
         if process.ready_at is not None:
@@ -342,7 +465,7 @@ class Supervisor:
         if process.watchdog is not None:
             process.watchdog.cancel()
             process.watchdog = None
-        self._on_change(process)
+        self._tell_change(process)
         is_all_ready = all(other.ready_at is not None for other in self.processes)
         if is_all_ready and not self._started.done():
             self._started.set_result(None)
@@ -350,14 +473,29 @@ class Supervisor:
     def _exited(self, process: Process, code: int) -> None:
         self._drop_timers(process)
         self._exits[process.name].set()
+        self._unlink_inbox(process)
         if process.peer is not None and self._client is not None and process.name != COORDINATOR:
-            self._client.tell_lost(process.peer)
-        self._died(process, _exit_name(code))
-        self._on_change(process)
+            # Before anything else that is told of its successor; its own goodbye goes another way and may come later.
+            self._client.tell_lost(process.peer, is_settled=process.is_leaving and code == 0)
+        process.exit = _exit_name(code)
+        self._died(process, process.exit)
+        self._tell_change(process)
+
+    def _unlink_inbox(self, process: Process) -> None:
+        """A process that was killed has left the file of its inbox."""
+        is_coordinator = process.name == COORDINATOR
+        deployment = self._deployment
+        endpoint = deployment.coordinator_endpoint if is_coordinator else deployment.listen(process.name, process.pid)
+        scheme, _, path = endpoint.partition("://")
+        if scheme == "ipc":
+            Path(path).unlink(missing_ok=True)
 
     def _died(self, process: Process, how: str) -> None:
-        if self._is_stopping:
+        if self._is_stopping or process.is_leaving:
             process.phase = Phase.STOPPED
+            self._tell(process, 0.0)
+            if process.is_surplus and process in self.processes:
+                self.processes.remove(process)
         elif not self._started.done():
             why = _why(process, how)
             process.phase = Phase.FAILED
@@ -386,7 +524,7 @@ class Supervisor:
         self._tell(process, delay_s + process.start_s)
         process.num_restarts += 1
         logger.warning("process died", extra={"fields": fields})
-        process.backoff = self._loop.call_later(delay_s, self._spawn, process)
+        process.backoff = self._loop.call_later(delay_s, self.spawn, process)
 
     def _tell(self, process: Process, retry_after_s: float) -> None:
         """Have the coordinator know what becomes of a replica that it does not hear."""
@@ -409,7 +547,7 @@ class Supervisor:
         """
         for process in self.processes:
             is_it = process.peer is not None and process.peer.sender == peer.sender
-            is_serving = process.ready_at is not None and not self._is_stopping
+            is_serving = process.ready_at is not None and not self._is_stopping and not process.is_leaving
             if is_it and is_serving and process.child is not None:
                 self._loop.call_later(HANG_GRACE_S, self._end_hung, process, process.child, reason)
 

@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from actors.coordinator import CoordinatorActor
 from actors.gateway import GatewayActor
 from actors.stage import StageActor
@@ -93,18 +95,22 @@ async def running(toml: str, *, loads_stages: bool = True, faults: Faults | None
             adapter_class=lambda name: load_class("adapter", name, ADAPTERS, ADAPTER_GROUP),
             gateway_class=lambda name: load_class("gateway", name, GATEWAYS, GATEWAY_GROUP),
         )
+        bind, key_folder = loaded.config.bind, loaded.config.security.key_folder
         deployment = Deployment(
             config=loaded.config,
             pipelines=loaded.pipelines,
             run_dir=run_dir,
             cache_dir=run_dir,
+            state_dir=f"{run_dir}/state",
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
             supervisor_pid=os.getpid(),
-            coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
+            coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock" if bind == "ipc" else f"{bind}:0",
+            key_folder=key_folder,
         )
         coordinator = CoordinatorActor(deployment)
         stack.push_async_callback(coordinator.close)
+        deployment = msgspec.structs.replace(deployment, coordinator_endpoint=coordinator.endpoint)
         found = Running(deployment, coordinator)
         for name, config in loaded.config.stages.items():
             for replica in range(config.replicas):

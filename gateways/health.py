@@ -18,7 +18,18 @@ ROUND_TIMEOUT_S = 1.5
 """The coordinator bounds its pings by one second; one that hasn't answered after this is gone. Whoever asks hears the
 truth within two seconds."""
 
-_STAGE_KEYS = ("replica", "phase", "fraction", "is_ready", "is_live", "elapsed_s", "reason", "round_trip_s", "stats")
+_STAGE_KEYS = (
+    "replica",
+    "phase",
+    "fraction",
+    "is_ready",
+    "is_live",
+    "is_drained",
+    "elapsed_s",
+    "reason",
+    "round_trip_s",
+    "stats",
+)
 _GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
 
 
@@ -50,7 +61,7 @@ def report(
 
     Args:
         rows: one for each actor, as the coordinator gives them; None when it did not answer.
-        pipelines: what the gateway serves; each of their stages needs a replica that is live and ready.
+        pipelines: what the gateway serves; each of their stages needs a replica that is live, ready and not drained.
         is_draining: the gateway takes no new requests.
     """
     names = dict.fromkeys(stage for pipeline in pipelines.values() for stage in pipeline.stages)
@@ -58,8 +69,10 @@ def report(
     gateways: dict[str, dict[str, Any]] = {}
     for row in rows or ():
         if row["role"] == "stage":
-            replicas = stages.setdefault(row["stage"], {"replicas": []})["replicas"]
-            replicas.append({key: row[key] for key in _STAGE_KEYS if key in row})
+            stage = stages.setdefault(row["stage"], {"replicas": []})
+            if "wanted" in row:
+                stage["wanted"] = row["wanted"]
+            stage["replicas"].append({key: row[key] for key in _STAGE_KEYS if key in row})
         elif row["role"] == "gateway":
             gateways[row["actor"]] = {key: row[key] for key in _GATEWAY_KEYS if key in row}
     for stage in stages.values():
@@ -83,7 +96,7 @@ def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stage
 
 
 def _stage_reason(name: str, replicas: list[dict[str, Any]]) -> str:
-    if any(replica["is_live"] and replica["is_ready"] for replica in replicas):
+    if any(replica["is_live"] and replica["is_ready"] and not replica.get("is_drained") for replica in replicas):
         return ""
     if not replicas:
         return f"stage {name} has no replica"
@@ -94,4 +107,6 @@ def _replica_words(replica: dict[str, Any]) -> str:
     name, phase, reason = f"replica {replica['replica']}", replica["phase"], replica.get("reason", "")
     if phase == "ready":  # so it told last
         return f"{name} {reason}"
+    if replica.get("is_drained") or replica["elapsed_s"] is None:
+        return f"{name} is {phase}"
     return f"{name} is in phase '{phase}' ({replica['elapsed_s']} s)" + (f": {reason}" if reason else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from aiohttp import web
 
 import omni_bus
 from gateways import openai_answers as answers
-from gateways import openai_chat, openai_chat_body, openapi
+from gateways import openai_chat, openai_chat_body, openai_files, openapi
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import load
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
+from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
 from gateways.openapi import Answer, Operation
 from omni_bus.media.encode import EncodingPool
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
-class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -32,7 +34,7 @@ class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models and chat completions."""
+    """Health, models, chat completions and files."""
 
     Options = OpenAIOptions
 
@@ -46,6 +48,14 @@ class OpenAIGateway(HttpGateway):
         self._chat = openai_chat.ChatRoute(
             self.client, self._models, self._pool, self.options, self.options.audio_delta
         )
+        self._files = FilesRoutes(self.options, self.state_dir)
+
+    @classmethod
+    def check(cls, options: HttpOptions) -> list[str]:
+        """Return what is wrong with the sources of keys and the folder of files."""
+        assert isinstance(options, OpenAIOptions)
+        problem = check_folder(options.files_dir) if options.files_dir else ""
+        return [*super().check(options), *([problem] if problem else [])]
 
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
@@ -62,7 +72,18 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_post("/v1/chat/completions", self._chat.handle, expect_handler=self.expect)
+        self._add_files(app)
         return app
+
+    def _add_files(self, app: web.Application) -> None:
+        files = self._files
+        expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
+        app.router.add_post("/v1/files", files.create, expect_handler=expect)
+        app.router.add_get("/v1/files", files.list)
+        app.router.add_get("/v1/files/{file_id}", files.retrieve)
+        app.router.add_delete("/v1/files/{file_id}", files.delete)
+        app.router.add_get("/v1/files/{file_id}/content", files.content)
+        app.cleanup_ctx.append(files.lifetime)
 
     def close(self) -> None:
         """End the encoding threads."""
@@ -153,6 +174,7 @@ def operations() -> list[Operation]:
             errors=(404,),
         ),
         openai_chat.OPERATION,
+        *openai_files.OPERATIONS,
     ]
 
 

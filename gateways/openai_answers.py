@@ -78,6 +78,41 @@ class ModelList(_Exact, frozen=True):
     data: list[Model]
 
 
+# --- files --------------------------------------------------------------------------------------------------
+
+
+class File(_Exact, frozen=True):
+    """A file that its caller keeps here."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileList(_Exact, frozen=True):
+    """One page of a caller's files."""
+
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(_Exact, frozen=True):
+    """A file is gone."""
+
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
 # --- chat completions ---------------------------------------------------------------------------------------
 
 

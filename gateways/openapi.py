@@ -75,12 +75,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Unique: the ``operationId``."""
     summary: str
     body: type | Schema | None = None
-    """JSON."""
+    body_type: str = "application/json"
+    """The body's media type."""
     answers: dict[int, Answer]
     errors: tuple[int, ...] = ()
     """Statuses of errors besides those of all routes."""
     parameters: dict[str, str] = {}
     """What the path's variables are."""
+    queries: dict[str, Schema] = {}
+    """Parameters of the query, each with a description."""
     headers: dict[str, Schema] = {}
     """Those that mean something to the route alone, each with a description."""
 
@@ -159,11 +162,12 @@ def _operation(operation: Operation, references: dict[type, Schema], *, has_keys
         found["security"] = [{"key": []}]
     variables = _PATTERN.findall(operation.path)
     parameters = [_parameter(name, operation.parameters[name]) for name in variables]
-    parameters += [{"name": name, "in": "header", "schema": schema} for name, schema in operation.headers.items()]
+    for place, schemas in (("query", operation.queries), ("header", operation.headers)):
+        parameters += [{"name": name, "in": place, "schema": schema} for name, schema in schemas.items()]
     if parameters:
         found["parameters"] = parameters
     if operation.body is not None:
-        body = _content({"application/json": operation.body}, references)
+        body = _content({operation.body_type: operation.body}, references)
         found["requestBody"] = {"required": True, "content": body}
     return found
 

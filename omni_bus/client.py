@@ -38,6 +38,7 @@ from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Finish,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
@@ -98,8 +100,8 @@ class Request:
         self._unconsumed: Item | None = None
         self._error: OmniBusError | None = None
         self._is_over = False
-        self._overdue: asyncio.TimerHandle | None = None
         self._route: Route | None = None
+        self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> Route:
@@ -257,6 +259,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
@@ -270,12 +273,15 @@ class BusClient:
             on_unsent=self._on_unsent,
             arena=arena,
             understands=CLIENT_FRAMES,
+            on_broken=self._on_broken,
+            curve=curve,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
         self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+        self._heard = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -291,6 +297,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -304,12 +311,24 @@ class BusClient:
             arena: what this client may lend through shared memory.
             on_introduce: called when a coordinator that does not know this client has been told who it is.
             on_silent: called with each heartbeat while the coordinator has left several unanswered.
+            curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
+                with ``client.KEY``.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
+        client = cls(
+            name,
+            listen,
+            coordinator_endpoint,
+            role,
+            on_lost,
+            arena,
+            on_introduce=on_introduce,
+            on_silent=on_silent,
+            curve=curve,
+        )
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -357,7 +376,7 @@ class BusClient:
         self.requests[request.id] = request
         request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
-        self.perform(self.core.submit(submit, params or {}))
+        self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
         return request
 
@@ -383,6 +402,20 @@ class BusClient:
         """This client as a supervisor reads it from the log."""
         return self._driver.address
 
+    async def heard(self) -> None:
+        """Wait until the coordinator says something: within a heartbeat, if there is one."""
+        self._heard.clear()
+        await self._heard.wait()
+
+    def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
+        """Tell the coordinator that an actor's process has ended; only a supervisor is believed.
+
+        Args:
+            peer: whose.
+            is_settled: all that it sent has arrived.
+        """
+        self.perform(self._member.lost(peer, is_settled=is_settled))
+
     def allocate(self, num_bytes: int) -> Blob:
         """Return writable memory for an input of so many bytes, from any thread.
 
@@ -394,10 +427,6 @@ class BusClient:
             ValueError: `num_bytes` is negative.
         """
         return self._driver.allocate(num_bytes)
-
-    def tell_lost(self, peer: Peer) -> None:
-        """Tell the coordinator that an actor's process has ended; only a supervisor is believed."""
-        self.perform(self._member.lost(peer))
 
     def tell_outlook(self, outlook: Outlook) -> None:
         """Tell the coordinator what becomes of a replica that does not serve; only a supervisor is believed."""
@@ -440,15 +469,18 @@ class BusClient:
         match frame:
             case Chunk() | Credit():
                 self.perform(self.core.on_frame(sender, frame, now))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
                 self.core.on_coordinator_heard()
+                self._heard.set()
                 self.perform(self._member.on_frame(frame, now))
                 if isinstance(frame, Introduce):
-                    self.perform(self.core.on_coordinator_changed())
+                    self.perform(self.core.on_coordinator_changed(now))
                     if self._on_introduce is not None:
                         self._on_introduce()
+                elif isinstance(frame, Broken) and frame.target == self._driver.me:
+                    self.perform(self.core.on_link_broken(frame.source))
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
@@ -458,6 +490,11 @@ class BusClient:
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self.perform(self._member.on_link_broken(peer, self._driver.now))
+        if peer == self._member.coordinator:
+            self.perform(self.core.on_coordinator_changed())
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

@@ -39,6 +39,10 @@ LINGER_S = 1.0
 CUT_S = 1.0
 """Time for open responses to say why they end, once the drain's time is up."""
 
+IDLE_S = 2.0
+"""A connection of a server that retires is closed once it has been idle for so long: a client that is about to use it
+again does so within this, and reads in the answer that it was the last one."""
+
 STOPPING = "the server is stopping"
 
 
@@ -51,6 +55,7 @@ class Gateway(ABC):
         pipelines: the pipelines to serve, by name; each passed `can_serve`.
         name: the table's name.
         callers: the deployment's ``[callers.NAME]`` tables: whose API keys are whose.
+        state_dir: folder for what outlives the process; its own, made by whoever first writes there.
     """
 
     Options: ClassVar[type[msgspec.Struct]]
@@ -64,12 +69,14 @@ class Gateway(ABC):
         *,
         name: str = "gateway",
         callers: Mapping[str, CallerConfig] | None = None,
+        state_dir: str = "",
     ) -> None:
         self.options = options
         self.client = client
         self.pipelines = dict(pipelines)
         self.name = name
         self.callers = dict(callers or {})
+        self.state_dir = state_dir
         self.is_draining = False
         """Set once: open responses go on, new requests are refused, health says so."""
 
@@ -82,6 +89,14 @@ class Gateway(ABC):
     def check(cls, options: Any) -> list[str]:
         """Return every reason why these options can't work, found without serving (a missing key file, say)."""
         return []
+
+    @classmethod
+    def is_guarded(cls, options: Any, callers: Mapping[str, CallerConfig]) -> bool:
+        """Whether only those get in who have a key: of these options', or of the deployment's callers.
+
+        A gateway that is not guarded listens off the loopback only in a deployment that is insecure, and says so.
+        """
+        return False
 
     @abstractmethod
     def app(self) -> web.Application:
@@ -101,21 +116,26 @@ class Gateway(ABC):
         """Render the refusal of a request whose head could not be read."""
         return web.Response(status=int(status), text=message)
 
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Change the head of any answer before it is sent, those of streams and errors too."""
+
     def close(self) -> None:
         """Give everything back; called once, with no request left."""
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection, with four more rules.
+    """aiohttp's connection, with five more rules.
 
     A head that does not come in time is answered with 408. A client that ends its side while a response is under way is
     gone, even if bytes for it wait in the buffer. Little is buffered for a slow reader. Heads that can't be parsed are
-    refused in the protocol's own error shape.
+    refused in the protocol's own error shape. The server knows of each connection until it is lost.
     """
 
-    __slots__ = ("_gateway", "_head_timer")
+    __slots__ = ("_gateway", "_head_timer", "_open")
 
-    def __init__(self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop, open_: OpenConnections
+    ) -> None:
         super().__init__(
             server,
             loop=loop,
@@ -125,9 +145,22 @@ class _Connection(web.RequestHandler):
         )
         self._gateway = gateway
         self._head_timer: asyncio.TimerHandle | None = None
+        self._open = open_
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is under way, not even a part of one."""
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        return is_waiting and self._head_timer is None and not self._messages
+
+    def close_if_idle(self) -> None:
+        """Close it unless something is under way."""
+        if self.is_idle:
+            self.force_close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._open.add(self)
         assert self.transport is not None
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         sock = self.transport.get_extra_info("socket")
@@ -151,6 +184,7 @@ class _Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._drop_head_timer()
         super().connection_lost(exc)
+        self._open.discard(self)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -191,13 +225,37 @@ class _Connection(web.RequestHandler):
         self.force_close()
 
 
+class OpenConnections:
+    """The connections of a server; `none` is set while there is none."""
+
+    def __init__(self) -> None:
+        self.all: set[_Connection] = set()
+        self.none = asyncio.Event()
+        self.none.set()
+
+    def add(self, connection: _Connection) -> None:
+        """One was accepted."""
+        self.all.add(connection)
+        self.none.clear()
+
+    def discard(self, connection: _Connection) -> None:
+        """One is closed."""
+        self.all.discard(connection)
+        if not self.all:
+            self.none.set()
+
+
 class GatewayServer:
     """Serves one gateway's application on sockets that are bound and listen already."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._open = OpenConnections()
+        self._is_retiring = False
         app = gateway.app()
         app.middlewares.insert(0, self._count)
+        app.on_response_prepare.append(gateway.before_answer)
+        app.on_response_prepare.append(self._say_last)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         self._listeners: list[asyncio.Server] = []
         self._num_open = 0
@@ -212,7 +270,26 @@ class GatewayServer:
         server = self._runner.server
         assert server is not None
         sock.setblocking(False)
-        self._listeners.append(await loop.create_server(lambda: _Connection(server, self._gateway, loop), sock=sock))
+
+        def connection() -> _Connection:
+            return _Connection(server, self._gateway, loop, self._open)
+
+        self._listeners.append(await loop.create_server(connection, sock=sock))
+
+    async def retire(self) -> None:
+        """Leave the socket to others and serve what is open until no connection is left; takes as long as that takes.
+
+        Nobody is cut off or refused: also a request that comes on an open connection is served. Its answer says that it
+        is the connection's last (RFC 9112, section 9.6).
+        """
+        self._is_retiring = True
+        for listener in self._listeners:
+            listener.close()
+        await asyncio.sleep(0)  # connections accepted just now get their first callback
+        loop = asyncio.get_running_loop()
+        for connection in self._open.all:
+            loop.call_later(IDLE_S, connection.close_if_idle)
+        await self._open.none.wait()
 
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, let open responses finish, end what is left, close every connection.
@@ -260,3 +337,12 @@ class GatewayServer:
             self._num_open -= 1
             if not self._num_open:
                 self._is_idle.set()
+            if self._is_retiring and isinstance(request.protocol, _Connection):
+                # Its head may have been sent before, and so have said nothing of an end.
+                asyncio.get_running_loop().call_later(IDLE_S, request.protocol.close_if_idle)
+
+    async def _say_last(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Tell the client, in a head that is about to be sent, that the connection ends with this answer."""
+        if self._is_retiring:
+            response.headers["Connection"] = "close"
+            response.force_close()

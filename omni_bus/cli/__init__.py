@@ -19,7 +19,11 @@ COMMANDS: dict[str, str] = {
     "check": "check a deployment's configuration and show it, merged, with the origin of each value",
     "status": "show the running deployments and what their actors do",
     "call": "send one request to a running deployment",
+    "drain": "keep new requests from a stage or replica, and wait until it has finished its own",
+    "restart": "restart parts of a running deployment one after the other, without losing a request",
+    "scale": "change how many replicas stages have, without losing a request",
     "down": "stop a running deployment",
+    "keys": "make the keys of a deployment that listens on TCP, or of a client of it",
     "version": "print the version",
 }
 
@@ -27,7 +31,8 @@ COMMANDS: dict[str, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command; return its exit code.
 
-    1 is the user's mistake or a refused request, 2 a failed start, 3 a stop that had to cut requests.
+    1 is the user's mistake or a refused request, 2 what can't be done (a failed start, say), 3 a stop, drain or restart
+    that had to cut requests or was not over in time.
     """
     parser = argparse.ArgumentParser(prog="omni-bus", description="Serve omni-modality pipelines on a ZeroMQ bus.")
     parser.add_argument("--version", action="version", version=f"omni-bus {__version__}")

@@ -11,7 +11,7 @@ from omni_bus.cli.silence import silence
 from omni_bus.observe.log import JsonFormatter, traceback_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from actors.supervisor import Process
     from omni_bus.runtime.deployment import Deployment
@@ -22,6 +22,21 @@ QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "outp
 
 STYLES = {"ready": "green", "failed": "bold red", "stopped": "dim"}
 """Of phases in the table; other ones are on their way."""
+
+
+class Shown(Protocol):
+    """A process as a table shows it: a supervisor's own, or what a command hears of one. Times are monotonic."""
+
+    name: str
+    phase: str
+    fraction: float
+    started_at: float
+    ready_at: float | None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, if it has one."""
+        ...
 
 
 class Display(Protocol):
@@ -252,20 +267,25 @@ class TableDisplay(PlainDisplay):
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Any:
-        from rich.markup import escape
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
+        return process_table(self._processes)
 
-        table = Table("process", "phase", "progress", "elapsed", "pid", box=None, header_style="dim")
-        now = time.monotonic()
-        for process in self._processes:
-            is_ready = process.ready_at is not None
-            until = process.ready_at if process.ready_at is not None else now
-            table.add_row(
-                process.name,
-                f"[{STYLES.get(process.phase, 'yellow')}]{escape(process.phase)}[/]",
-                ProgressBar(total=1.0, completed=1.0 if is_ready else process.fraction, width=24),
-                f"{until - process.started_at:.1f} s" if process.started_at else "",
-                str(process.child.pid) if process.child is not None else "",
-            )
-        return table
+
+def process_table(processes: Iterable[Shown]) -> Any:
+    """Return a rich table of processes."""
+    from rich.markup import escape
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table("process", "phase", "progress", "elapsed", "pid", box=None, header_style="dim")
+    now = time.monotonic()
+    for process in processes:
+        is_ready = process.ready_at is not None
+        until = process.ready_at if process.ready_at is not None else now
+        table.add_row(
+            process.name,
+            f"[{STYLES.get(process.phase, 'yellow')}]{escape(process.phase)}[/]",
+            ProgressBar(total=1.0, completed=1.0 if is_ready else process.fraction, width=24),
+            f"{until - process.started_at:.1f} s" if process.started_at else "",
+            str(process.pid) if process.pid is not None else "",
+        )
+    return table

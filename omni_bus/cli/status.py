@@ -6,19 +6,15 @@ import argparse
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from omni_bus.cli.deployment import add_name_argument
-from omni_bus.cli.visit import visit
+from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.errors import BadInput, Unavailable
 from omni_bus.runtime import rundir
-
-if TYPE_CHECKING:
-    from omni_bus.runtime.deployment import Deployment
 
 ANSWER_S = 5.0
 """The coordinator waits a second for its actors; more than that is a fault."""
@@ -26,14 +22,14 @@ ANSWER_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-command's arguments."""
-    add_name_argument(parser)
+    add_visit_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; return 0 if all actors are live and ready, else 1."""
-    deployments = rundir.running(rundir.root(os.environ))
-    if args.name is None and len(deployments) != 1:
+    """Print the state; return 0 if all actors are live, ready and not drained, else 1."""
+    deployments = {} if args.connect is not None else rundir.running(rundir.root(os.environ))
+    if args.connect is None and args.name is None and len(deployments) != 1:
         if args.json:
             print(json.dumps({name: {"process": about.pid} for name, about in deployments.items()}))
         for name, about in deployments.items() if not args.json else ():
@@ -47,29 +43,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**status, "actors": actors}))
     else:
         _print(status, actors)
-    return 0 if all(actor["is_live"] and actor["is_ready"] for actor in actors) else 1
+    is_whole = all(actor["is_live"] and actor["is_ready"] and not actor.get("is_drained") for actor in actors)
+    return 0 if is_whole else 1
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    async with visit(args) as (deployment, client):
+    async with visit(args) as (client, _):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, actors = await client.admin("status"), await client.admin("health")
         except TimeoutError:
             raise Unavailable(f"the coordinator does not answer (waited {ANSWER_S:g} s)") from None
-    return status, [*actors, *_missing(deployment, actors)]
-
-
-def _missing(deployment: Deployment, actors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each replica that should be there and is not."""
-    here = {actor["actor"] for actor in actors}
-    absent = {"role": "stage", "phase": "down", "fraction": 0.0, "is_ready": False, "is_live": False, "elapsed_s": None}
-    return [
-        {"actor": f"{stage}.{replica}", "stage": stage, "replica": replica, **absent}
-        for stage, config in deployment.config.stages.items()
-        for replica in range(config.replicas)
-        if f"{stage}.{replica}" not in here
-    ]
+    return status, actors
 
 
 def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
@@ -97,9 +82,24 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
             f"{counts['queued']} of {counts['max_queued']} queued, "
             f"{_size(counts['queued_bytes'])} of {_size(counts['max_queued_bytes'])} with them"
         )
+    for stage, (wanted, here) in _replicas(actors).items():
+        if wanted != here:
+            console.print(f"stage {stage}: {here} of {wanted} wanted replicas serve")
+    if status["held"]:
+        console.print(f"{status['held']} requests wait for a replica that restarts")
     _print_callers(console, status["callers"], style)
     requests = status["requests"]
     console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))
+
+
+def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Return how many replicas of each stage are wanted, and how many can be bound."""
+    counts: dict[str, tuple[int, int]] = {}
+    for actor in actors:
+        if "wanted" in actor:
+            is_serving = actor["is_live"] and actor["is_ready"] and not actor["is_drained"]
+            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + is_serving)
+    return counts
 
 
 def _print_callers(console: Console, rows: list[dict[str, Any]], style: dict[str, Any]) -> None:

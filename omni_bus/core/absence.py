@@ -13,6 +13,8 @@ from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.errors import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omni_bus.core.membership import Actor, Membership
     from omni_bus.wire.frames import Outlook
 
@@ -21,6 +23,9 @@ DEGRADED = "degraded"
 
 STOPPED = "stopped"
 """The phase of a replica that is not wanted any more."""
+
+RESTARTING = "restarting"
+"""The phase of a replica that a person has restarted, until its next incarnation starts."""
 
 MAX_ABSENCES = 1024
 """Replicas that are remembered; the longest absent one is forgotten first."""
@@ -54,14 +59,16 @@ class Absence(msgspec.Struct):
 class Absences:
     """By actor name; one that is a member is not absent, whatever was said of it before."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, is_drained: Callable[[str], bool] = lambda name: False) -> None:
         self._membership = membership
+        self._is_drained = is_drained
         self._by_name: dict[str, Absence] = {}
 
-    def leave(self, actor: Actor, reason: str, now: float) -> None:
-        """Note that an actor left or was given up."""
+    def leave(self, actor: Actor, reason: str, now: float, *, is_returning: bool = False) -> None:
+        """Note that an actor left or was given up; with `is_returning` it is being restarted."""
         if actor.role == "stage":
-            self._note(Absence(actor.peer.actor, actor.stage, actor.replica, "lost", reason, now, 0.0))
+            phase = RESTARTING if is_returning else "lost"
+            self._note(Absence(actor.peer.actor, actor.stage, actor.replica, phase, reason, now, 0.0))
 
     def take(self, outlook: Outlook, now: float) -> None:
         """Note what a supervisor says."""
@@ -88,7 +95,10 @@ class Absences:
     def unavailable(self, stage: str, now: float) -> Unavailable:
         """Return the error of a request that needs a stage without a replica that can serve."""
         absent = self._of(stage)
-        words = [f"{actor.peer.actor}: {actor.phase}" for actor in self._membership.present(stage)]
+        words = [
+            f"{actor.peer.actor}: {'drained' if self._is_drained(actor.peer.actor) else actor.phase}"
+            for actor in self._membership.present(stage)
+        ]
         words += [one.words for one in absent]
         # Replicas that are here and load say nothing of how long that takes.
         wait_s = min((one.wait_s(now) for one in absent), default=0.0) if len(words) == len(absent) else 0.0

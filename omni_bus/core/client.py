@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import (
@@ -19,7 +21,16 @@ from omni_bus.core.effects import (
 from omni_bus.core.kept import KeptInput
 from omni_bus.core.member import Running
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.errors import BadFrame, BadInput, OmniBusError, StageLost, Unavailable, from_info, unknown_name
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    LinkBroken,
+    OmniBusError,
+    StageLost,
+    Unavailable,
+    from_info,
+    unknown_name,
+)
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -48,9 +59,11 @@ if TYPE_CHECKING:
 class _Call:
     """One request of ours."""
 
-    def __init__(self, request: RequestId, params: dict[str, dict[str, Any]]) -> None:
-        self.id = request
-        self.name = request
+    def __init__(self, submit: Submit, params: dict[str, dict[str, Any]], now: float) -> None:
+        self.submit = submit
+        self.submitted_at = now
+        self.id = submit.request
+        self.name = submit.request
         """What the application calls it, also after its route was lost and it runs under another id."""
         self.params = params
         self.route: Route | None = None
@@ -62,6 +75,19 @@ class _Call:
         """None once it has put something out, or sent more than is kept: then it can't run anew."""
         self.is_rerouted = False
         """Its route was lost, and its successor waits to be admitted; the edges are the former ones."""
+
+    def next_attempt(self, now: float) -> Submit:
+        """Return the submit to repeat, with what is left of its time."""
+        timeout_s = self.submit.timeout_s
+        if timeout_s is not None:
+            timeout_s -= now - self.submitted_at
+        self.submitted_at = now
+        self.submit = replace(self.submit, timeout_s=timeout_s, attempt=self.submit.attempt + 1)
+        return self.submit
+
+    def is_asked_by(self, attempt: int) -> bool:
+        """Whether an answer to this attempt counts: to the last one, or of a successor, which nobody submitted."""
+        return self.is_rerouted or attempt == self.submit.attempt
 
     @property
     def is_complete(self) -> bool:
@@ -97,11 +123,11 @@ class ClientCore:
 
     # --- the application's wishes -------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, params: dict[str, dict[str, Any]]) -> list[ClientEffect]:
+    def submit(self, submit: Submit, params: dict[str, dict[str, Any]], now: float) -> list[ClientEffect]:
         """Ask for a request; `params` are parameters by stage name."""
         if self._is_coordinator_silent:
             return [Ended(submit.request, _unanswered("the coordinator does not answer"))]
-        self._calls[submit.request] = _Call(submit.request, params)
+        self._calls[submit.request] = _Call(submit, params, now)
         return [Send(self._coordinator, submit)]
 
     def send(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
@@ -176,16 +202,21 @@ class ClientCore:
         self._asked.add(call)
         return [Send(self._coordinator, Admin(call, op, args))]
 
-    def on_coordinator_changed(self) -> list[ClientEffect]:
+    def on_coordinator_changed(self, now: float) -> list[ClientEffect]:
         """The coordinator does not know us, so it is new or had given us up; call it with each `Introduce`.
 
-        Carry the effects out after the `Hello` that answers it. What was not admitted and what was asked is lost, and
-        ends as `Unavailable`, safe to retry; admitted requests go on; cancels without an answer are repeated.
+        Carry the effects out after the `Hello` that answers it. What was not admitted is submitted again, and an answer
+        to the former attempt no longer counts; its time limit runs on. What was asked is lost, and ends as
+        `Unavailable`, safe to retry, and so does what waits for a successor. Admitted requests go on; cancels without
+        an answer are repeated.
         """
         effects: list[ClientEffect] = [
             Send(self._coordinator, Cancel(request, "again")) for request in self._cancelling
         ]
-        return effects + self._end_unanswered("the coordinator was lost before it answered")
+        waiting = [call for call in self._calls.values() if call.route is None and not call.is_rerouted]
+        effects += [Send(self._coordinator, call.next_attempt(now)) for call in waiting]
+        rerouted = [call for call in self._calls.values() if call.route is None and call.is_rerouted]
+        return effects + self._end_unanswered("the coordinator was lost before it answered", rerouted)
 
     def on_coordinator_silent(self) -> list[ClientEffect]:
         """The coordinator answers no heartbeats: nobody waits for it any longer, and admitted requests go on.
@@ -195,18 +226,19 @@ class ClientCore:
         if self._is_coordinator_silent:
             return []
         self._is_coordinator_silent = True
-        waiting = [call.id for call in self._calls.values() if call.route is None]
-        effects = self._end_unanswered("the coordinator does not answer")
+        waiting = [call for call in self._calls.values() if call.route is None]
+        effects = self._end_unanswered("the coordinator does not answer", waiting)
         # It may only have been stopped for a while, and would admit them then.
-        return effects + [Send(self._coordinator, Cancel(request, "no longer wanted")) for request in waiting]
+        return effects + [Send(self._coordinator, Cancel(call.id, "no longer wanted")) for call in waiting]
 
     def on_coordinator_heard(self) -> None:
         """It answers again."""
         self._is_coordinator_silent = False
 
-    def _end_unanswered(self, message: str) -> list[ClientEffect]:
+    def _end_unanswered(self, message: str, calls: list[_Call]) -> list[ClientEffect]:
+        """End requests that wait for the coordinator, and whatever was asked of it."""
         effects: list[ClientEffect] = []
-        for call in [call for call in self._calls.values() if call.route is None]:
+        for call in calls:
             effects += self._end(call, _unanswered(message))
         effects += [Answered(number, None, _unanswered(message)) for number in sorted(self._asked)]
         self._asked.clear()
@@ -218,6 +250,17 @@ class ClientCore:
         The coordinator ends the requests that the actor worked on. Where it had finished its work, only its last frames
         may be missing, which nobody but us can tell.
         """
+        return self._end_incomplete(peer, StageLost, "was lost before all of its output came")
+
+    def on_link_broken(self, source: Peer) -> list[ClientEffect]:
+        """The connection from an actor to us broke; call it with the source of each `Broken` whose target we are.
+
+        As `on_peer_lost`: the actor's last frames may be lost.
+        """
+        return self._end_incomplete(source, LinkBroken, "lost its connection before all of its output came")
+
+    def _end_incomplete(self, peer: Peer, kind: type[StageLost], what: str) -> list[ClientEffect]:
+        """End the requests to which output of a peer may be missing for ever."""
         effects: list[ClientEffect] = []
         for call in list(self._calls.values()):
             route = call.route
@@ -226,9 +269,7 @@ class ClientCore:
             for number, edge in call.in_edges.items():
                 if route.source(number) == peer and (edge is None or not edge.is_closed):
                     stage = route.edges[number].source
-                    error = StageLost(
-                        f"stage '{stage}' (actor {peer.actor}) was lost before all of its output came", stage=stage
-                    )
+                    error = kind(f"stage '{stage}' (actor {peer.actor}) {what}", stage=stage)
                     effects += self._break_off(call, error)
                     break
         return effects
@@ -250,11 +291,14 @@ class ClientCore:
                     return []
                 self._asked.discard(call)
                 return [Answered(call, result, None if error is None else from_info(error))]
-            case Admit(route=route):
-                return self._on_admit(route, now)
+            case Admit(route=route, attempt=attempt):
+                return self._on_admit(route, attempt, now)
             case Reroute():
                 return self._on_reroute(frame)
-            case Reject(request=request, error=error) | Failed(request=request, error=error):
+            case Reject(request=request, error=error, attempt=attempt):
+                call = self._calls.get(request)
+                return [] if call is None or not call.is_asked_by(attempt) else self._end(call, from_info(error))
+            case Failed(request=request, error=error):
                 call = self._calls.get(request)
                 return [] if call is None else self._end(call, from_info(error))
             case Cancelled(request=request):
@@ -263,13 +307,13 @@ class ClientCore:
             case Inquire(request=request):
                 return [] if request in self._calls else [Send(self._coordinator, Cancel(request, "ended"))]
 
-    def _on_admit(self, route: Route, now: float) -> list[ClientEffect]:
+    def _on_admit(self, route: Route, attempt: int, now: float) -> list[ClientEffect]:
         call = self._calls.get(route.request)
         if call is None:
             # Given up while the answer was under way; the coordinator has bound it and must let go.
             self._cancelling[route.request] = Running(route, now)
             return [Send(self._coordinator, Cancel(route.request, "no longer wanted"))]
-        if call.route is not None:
+        if call.route is not None or not call.is_asked_by(attempt):
             return []
         call.route, call.since = route, now
         call.in_edges = dict.fromkeys(route.incoming(OUT))

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.core.absence import Absences
+from omni_bus.core.administration import Administration, Arrangement, error_for_cut
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
+from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
+from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import Recovery, error_for_lost, needed_stages, successor_of
+from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
@@ -23,18 +28,20 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
+    LinkBroken,
     OmniBusError,
     RequestCancelled,
     Unavailable,
     from_info,
     unknown_name,
 )
-from omni_bus.ids import Peer, RequestId
+from omni_bus.ids import CLIENT_PREFIX, Peer, RequestId
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admin,
     AdminReply,
     Admit,
+    Broken,
     Cancel,
     Cancelled,
     Done,
@@ -67,6 +74,11 @@ if TYPE_CHECKING:
     from omni_bus.ids import Sender
     from omni_bus.wire.frames import AnyFrame
 
+NOTHING_ARRANGED = Arrangement()
+
+OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
+SUPERVISED = ("arrange", "drain")
+"""Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
 MAX_CALLER_ROWS = 100
 """Callers of each pipeline that a status names, the busiest first."""
 
@@ -82,6 +94,9 @@ class CoordinatorCore:
         pipelines: by name.
         heartbeat_s: how often actors must show that they live.
         quotas: what callers that the deployment names may use.
+        arrangement: how many replicas are wanted, and which of them get nothing new.
+        awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
+            to, requests for their stages wait.
     """
 
     def __init__(
@@ -90,19 +105,25 @@ class CoordinatorCore:
         pipelines: dict[str, Pipeline],
         heartbeat_s: float = 1.0,
         quotas: Mapping[str, Quota] | None = None,
+        arrangement: Arrangement = NOTHING_ARRANGED,
+        awaited: Iterable[str] = (),
     ) -> None:
         self._me = me
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
-        self._absences = Absences(self._membership)
-        self._recovery = Recovery(self._membership, self._absences)
+        self._administration = Administration(arrangement, awaited)
+        self._absences = Absences(self._membership, self._administration.is_drained)
+        self._recovery = Recovery(self._bindable, self._absences)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
+        self._held: dict[RequestId, None] = {}
+        """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
+        self._links = BrokenLinks()
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -136,13 +157,22 @@ class CoordinatorCore:
 
     # --- entry points -------------------------------------------------------------------------------------
 
+    def start(self, now: float) -> list[Common]:
+        """Begin; call it once, before the first frame."""
+        if not self._administration.is_waiting:
+            return []
+        # Who was never welcomed does not know the deployment's heartbeat yet.
+        patience_s = MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
+        return [SetTimer(("awaited", ""), now + patience_s)]
+
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
         self._received[type(frame).__name__] += 1
         return self._counted(self._on_frame(sender, frame, now))
 
     def _counted(self, effects: list[Common]) -> list[Common]:
-        """Count what is sent, by kind of frame."""
+        """Answer drains that are over, and count what is sent, by kind of frame."""
+        effects += self._administration.settled(self._outstanding)
         for effect in effects:
             if isinstance(effect, Send):
                 self._sent[type(effect.frame).__name__] += 1
@@ -163,18 +193,21 @@ class CoordinatorCore:
                 return []
             case Ready():
                 actor.is_ready, actor.phase = True, "ready"
-                return [self._report_ready(actor, now), *self._resume(now)]
+                return [self._report_ready(actor, now), *self._resume(now), *self._run_held(now)]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
             case Outlook() if actor.role == "supervisor":
                 return self._on_outlook(frame, now)
-            case Goodbye(reason=reason):
-                return self._on_goodbye(actor, now) + self._on_leave(actor, reason or "goodbye", now)
-            case Lost(peer=peer) if actor.role == "supervisor":
+            case Goodbye(reason=reason, is_settled=is_settled):
+                effects = self._on_goodbye(actor, now)
+                return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
+            case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
-                return [] if lost is None else self._on_leave(lost, "its process ended", now)
-            case Pong():
-                return list(self._health.on_pong(sender, frame, now))
+                return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
+            case Broken():
+                return self._on_broken(actor, frame)
+            case Pong(nonce=nonce):
+                return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
             case Submit():
                 return self._on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
@@ -215,6 +248,11 @@ class CoordinatorCore:
                 return self._check_alive(of, now)
             case "health":
                 return list(self._health.on_timer(int(of)))
+            case "drain":
+                return self._end_drain(of, now)
+            case "awaited":
+                self._administration.give_up()
+                return self._run_held(now)
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -222,7 +260,7 @@ class CoordinatorCore:
         """Admit nothing any more; waiting requests are refused, running ones go on."""
         self._is_draining = True
         effects: list[Common] = []
-        waiting = (State.QUEUED, State.RECOVERING)
+        waiting = (State.QUEUED, State.HELD, State.RECOVERING)
         for request in [r for r, entry in self._requests.items() if entry.state in waiting]:
             effects += self._end_early(request, self._stopping(), now)
         return effects
@@ -242,6 +280,9 @@ class CoordinatorCore:
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
             return [Send(hello.peer, Refused(error.to_info()))]
+        if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
+            error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
+            return [Send(hello.peer, Refused(error.to_info()))]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -254,8 +295,13 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
         if is_new and actor.is_ready:
             effects.append(self._report_ready(actor, now))
+        if is_new:
+            self._administration.heard_of(hello.peer.actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
-        return effects + self._resume(now) if actor.is_ready else effects
+        effects += self._on_alive(actor, now)
+        if actor.is_ready:
+            effects += self._resume(now)
+        return effects + (self._run_held(now) if is_new else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -273,7 +319,7 @@ class CoordinatorCore:
         return self._heartbeat_s * MISSED_HEARTBEATS
 
     def _check_alive(self, name: str, now: float) -> list[Common]:
-        actor = next((actor for actor in self._membership if actor.peer.actor == name), None)
+        actor = self._membership.named(name)
         if actor is None:
             return []
         due = actor.seen_at + self._patience_s
@@ -318,17 +364,28 @@ class CoordinatorCore:
                 effects.append(SetTimer(("left", request), now + CANCEL_RETRY_S))
         return effects
 
-    def _on_leave(self, actor: Actor, reason: str, now: float) -> list[Common]:
-        """An actor is gone: nothing reaches it any more, and what it worked on ends."""
+    def _on_leave(self, actor: Actor, reason: str, now: float, *, is_settled: bool = False) -> list[Common]:
+        """An actor is gone: nothing reaches it any more, and what it worked on ends.
+
+        Args:
+            actor: who.
+            reason: why, for the log.
+            now: monotonic seconds.
+            is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
+        """
         self._membership.leave(actor)
-        self._absences.leave(actor, reason, now)
+        self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
+            *self._administration.forget(actor.peer),
         ]
         for request, entry in list(self._requests.items()):
+            if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
+                continue
             effects += self._lose(request, entry, actor, now)
-        effects += self._resume(now)
+        for broken in self._links.settle(actor.sender):
+            effects += self._to_members(broken, broken.source)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -349,6 +406,35 @@ class CoordinatorCore:
             self._release(entry, stage)
         return self._give_up(request, entry, error, now)
 
+    # --- connections that break ---------------------------------------------------------------------------
+
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
+        """The connection to an actor broke, which may have lost frames of ours: its introduction makes up for them."""
+        actor = self._membership.get(peer.sender)
+        return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
+
+    def _on_broken(self, actor: Actor, broken: Broken) -> list[Common]:
+        """Take the word of the source; whether the target still lives is asked first."""
+        if broken.source != actor.peer:
+            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        target = self._membership.get(broken.target.sender)
+        return [Send(actor.peer, broken)] if target is None else self._links.suspect(broken, target)
+
+    def _on_alive(self, actor: Actor, now: float) -> list[Common]:
+        """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
+        effects: list[Common] = []
+        for broken in self._links.settle(actor.sender):
+            effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
+            for request, entry in list(self._requests.items()):
+                if entry.route is None or entry.state is not State.RUNNING:
+                    continue
+                error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
+                if error is not None:
+                    effects += self._give_up(request, entry, error, now)
+            # After the requests' own errors, which know more than a client can conclude from this.
+            effects += [*self._to_members(broken, broken.source, broken.target), *self._resume(now)]
+        return effects
+
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
         entry = self._requests.get(request)
@@ -363,7 +449,7 @@ class CoordinatorCore:
         effects = self._give_up(request, entry, error, now)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_s))
-        return effects + self._resume(now)
+        return effects
 
     def _hurry(self, now: float) -> list[Common]:
         """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
@@ -382,29 +468,32 @@ class CoordinatorCore:
         if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found
-        # It waits before its predecessor's place is free, and so goes ahead of the queue.
         self._requests[name] = successor
-        effects = self._recovery.wait(name, successor, now)
-        if successor.deadline is not None:
-            effects.append(SetTimer(("deadline", name), successor.deadline))
+        deadline = successor.deadline
+        effects: list[Common] = [] if deadline is None else [SetTimer(("deadline", name), deadline)]
+        # Before its predecessor's place is free, so that it goes ahead of the queue; the client hears of it later.
+        is_ready = self._recovery.is_ready(successor)
+        resumed = self._offer_again(name, successor, now) if is_ready else self._recovery.wait(name, successor, now)
         effects += self._end_early(request, error, now, successor=name)
-        return effects + self._settle(request, entry, now)
+        return effects + self._settle(request, entry, now) + resumed
 
     def _resume(self, now: float) -> list[Common]:
         """Offer those for admission again whose stages all have a replica now."""
         effects: list[Common] = []
         for request, entry in self._recovery.take_ready():
-            entry.move("replicas ready")
-            effects.append(DropTimer(("recover", request)))
-            if self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run:
-                effects += self._run(request, entry, now)
-            effects += self._admit_waiting(entry.pipeline.name, now)
+            effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]
         return effects
+
+    def _offer_again(self, request: RequestId, entry: Request, now: float) -> list[Common]:
+        entry.move("replicas ready")
+        may_run = self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run
+        return self._run(request, entry, now) if may_run else []
 
     def _strand(self, request: RequestId, entry: Request, error: Unavailable, now: float) -> list[Common]:
         """Have a request whose turn it is wait for a stage that lost its last replica, if one may come in time."""
         if not self._recovery.may_wait(entry, error.stage, now):
             return self._end_early(request, error, now)
+        self._held.pop(request, None)
         entry.move("no replica")
         self._admission[entry.pipeline.name].leave(request, now)
         return self._recovery.wait(request, entry, now) + self._admit_waiting(entry.pipeline.name, now)
@@ -417,10 +506,13 @@ class CoordinatorCore:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
-        known = self._requests.get(submit.request)
-        if known is not None and known.client == actor.peer and known.submit == submit:
-            # A refusal would end the request for its client only, who would leave its stages without credit.
-            return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
+        live = self._requests.get(submit.request)
+        if live is not None and live.client == actor.peer:
+            if submit == live.submit:
+                # A refusal would end the request for its client only, who would leave its stages without credit.
+                return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
+            if submit.attempt > live.submit.attempt:
+                return self._on_repeated(submit, live)
         try:
             entry = self._accept(actor, submit, now)
             admission = self._admission[submit.pipeline]
@@ -428,7 +520,8 @@ class CoordinatorCore:
         except OmniBusError as error:
             self._ended["rejected"] += 1
             fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
-            return [Send(actor.peer, Reject(submit.request, error.to_info())), Report("request ended", fields)]
+            reject = Reject(submit.request, error.to_info(), submit.attempt)
+            return [Send(actor.peer, reject), Report("request ended", fields)]
         self._requests[submit.request] = entry
         effects: list[Common] = []
         if entry.deadline is not None:
@@ -437,13 +530,20 @@ class CoordinatorCore:
             effects += self._end_early(offer.pushed_out, admission.overloaded(), now)
         return effects + (self._run(submit.request, entry, now) if offer.may_run else [])
 
+    def _on_repeated(self, submit: Submit, entry: Request) -> list[Common]:
+        """Its client has not heard of a live request, and wants the answer to this attempt."""
+        entry.submit = submit
+        if entry.state is State.ENDING and entry.error is not None:
+            return [Send(entry.client, Failed(submit.request, entry.error))]
+        return [] if entry.route is None else [Send(entry.client, Admit(entry.route, submit.attempt))]
+
     def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
         """Check a submit against what can be known before its turn."""
         pipeline = self._pipelines.get(submit.pipeline)
         if pipeline is None:
             raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
         if self._is_used(submit.request):
-            raise BadInput(f"request id {submit.request} was used already", field="request")
+            raise self._used(submit)
         if self._is_draining:
             raise self._stopping()
         edges = pipeline.needed(submit.outputs)
@@ -457,17 +557,36 @@ class CoordinatorCore:
     def _is_used(self, request: RequestId) -> bool:
         return request in self._requests or request in self._tombstones
 
-    def _replicas(self, edges: Iterable[RouteEdge], now: float) -> dict[str, list[Actor]]:
-        """Return the ready replicas of every stage that the edges touch.
+    def _used(self, submit: Submit) -> OmniBusError:
+        """Return the error for an id that is known: who repeats what ended was not there to be told."""
+        epitaph = self._tombstones.epitaph(submit.request) if submit.attempt else None
+        if epitaph is None:
+            return BadInput(f"request id {submit.request} was used already", field="request")
+        error = from_info(epitaph)
+        if not isinstance(error, RequestCancelled):
+            return error
+        return Unavailable(
+            f"the request was given up: {error.message}", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
+        )
+
+    def _bindable(self, stage: str) -> list[Actor]:
+        return self._administration.bindable(self._membership.replicas(stage))
+
+    def _replicas(self, edges: Iterable[RouteEdge], now: float) -> dict[str, list[Actor]] | None:
+        """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
 
         Raises:
-            Unavailable: a stage has none.
+            Unavailable: a stage has none, and none is coming back.
         """
-        replicas = {name: self._membership.replicas(name) for name in needed_stages(edges)}
-        for name, found in replicas.items():
-            if not found:
+        names = needed_stages(edges)
+        if any(self._administration.is_awaited(name) for name in names):
+            return None
+        replicas = {name: self._bindable(name) for name in names}
+        missing = [name for name, found in replicas.items() if not found]
+        for name in missing:
+            if not self._administration.is_coming_back(name):
                 raise self._absences.unavailable(name, now)
-        return replicas
+        return None if missing else replicas
 
     def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
@@ -475,6 +594,12 @@ class CoordinatorCore:
             replicas = self._replicas(entry.edges, now)
         except Unavailable as error:
             return self._strand(request, entry, error, now)
+        if replicas is None:
+            if entry.state is State.QUEUED:
+                entry.move("held")
+                self._held[request] = None
+            return []
+        self._held.pop(request, None)
         stages = {name: self._bindings.bind(found) for name, found in replicas.items()}
         entry.route = Route(
             request=request,
@@ -490,7 +615,16 @@ class CoordinatorCore:
         )
         entry.pending = dict(stages)
         entry.move("admitted")
-        return [Send(entry.client, Admit(entry.route))]
+        return [Send(entry.client, Admit(entry.route, entry.submit.attempt))]
+
+    def _run_held(self, now: float) -> list[Common]:
+        """Replicas or their arrangement changed: whoever waits for one may find it, or learn that there is none."""
+        effects: list[Common] = []
+        for request in sorted(self._held, key=lambda request: -self._requests[request].submit.priority):
+            entry = self._requests.get(request)
+            if entry is not None and entry.state is State.HELD:
+                effects += self._run(request, entry, now)
+        return effects
 
     def _on_cancel(self, actor: Actor, request: RequestId, reason: str, now: float) -> list[Common]:
         entry = self._requests.get(request)
@@ -512,6 +646,10 @@ class CoordinatorCore:
             return []
         entry.freed += freed
         self._release(entry, actor.stage)
+        if isinstance(error, LinkBroken) and entry.route is not None:
+            # It missed chunks. Whether a retry is safe is for us to say, who know the pipeline.
+            error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
+            return self._give_up(request, entry, error, now) + self._resume(now)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
 
@@ -536,13 +674,15 @@ class CoordinatorCore:
             return []
         outcome = "rerouted" if successor else "cancelled" if isinstance(error, RequestCancelled) else "failed"
         self._ended[outcome] += 1
-        was_waiting = entry.state in (State.QUEUED, State.RECOVERING)
+        was_waiting = entry.state in (State.QUEUED, State.HELD, State.RECOVERING)
         entry.move("ended early")
         entry.error = error.to_info()
         effects: list[Common] = [DropTimer(("deadline", request)), entry.account(outcome, error, now)]
         if not entry.wants_ack and not entry.has_client_left:
-            frame = Reject(request, entry.error) if was_waiting else Failed(request, entry.error)
-            if successor:
+            frame = Failed(request, entry.error)
+            if was_waiting:
+                frame = Reject(request, entry.error, entry.submit.attempt)
+            elif successor:
                 frame = Reroute(request, successor, entry.error)
             effects += self._to_members(frame, entry.client)
         if was_waiting:
@@ -566,6 +706,7 @@ class CoordinatorCore:
     def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
         """The one place where a request leaves; its place goes to the next one that waits."""
         entry = self._requests.pop(request)
+        self._held.pop(request, None)
         self._recovery.leave(request)
         self._tombstones.bury(request, entry.error)
         effects: list[Common] = []
@@ -576,7 +717,7 @@ class CoordinatorCore:
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request, now)
-        return effects + self._resume(now) + self._admit_waiting(entry.pipeline.name, now)
+        return effects + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
         """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""
@@ -595,37 +736,82 @@ class CoordinatorCore:
     # --- administration -----------------------------------------------------------------------------------
 
     def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
+        try:
+            return self._operate(actor, frame, now)
+        except OmniBusError as error:
+            return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
+
+    def _operate(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
+        """Carry an operation out.
+
+        Raises:
+            UnknownName: there is no such operation.
+            BadInput: its arguments are malformed, or it is for a supervisor only.
+        """
+        if frame.op not in OPERATIONS:
+            raise unknown_name("operation", frame.op, OPERATIONS, field="op")
+        if frame.op in SUPERVISED and actor.role != "supervisor":
+            raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
         match frame.op:
             case "health":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
-                return list(self._health.begin(actor.peer, frame.call, others, self._absences.rows(now), now))
+                return self._health.begin(actor.peer, frame.call, others, self._absent(now), now, self._marks)
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case "pipelines":
+                return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
+            case "arrange":
+                self._administration.arrange(frame.args)
+                return [Send(actor.peer, AdminReply(frame.call)), *self._resume(now), *self._run_held(now)]
+            case "drain":
+                return self._administration.drain(actor.peer, frame.call, frame.args, now)
             case _:
-                error = unknown_name("operation", frame.op, ("health", "status"), field="op")
-                return [Send(actor.peer, AdminReply(frame.call, None, error.to_info()))]
+                raise AssertionError(f"no such operation: {frame.op}")
+
+    def _outstanding(self, name: str) -> int:
+        """Requests that an actor takes part in: bound to a stage's replica, or asked for by a client."""
+        actor = self._membership.named(name)
+        if actor is None:
+            return self._administration.is_awaited_itself(name)
+        if actor.role == "stage":
+            return self._bindings.outstanding(actor.sender)
+        return sum(1 for entry in self._requests.values() if entry.client == actor.peer and not entry.error)
+
+    def _end_drain(self, number: str, now: float) -> list[Common]:
+        effects, cut = self._administration.on_timer(number, self._outstanding, now)
+        for request, entry in list(self._requests.items()):
+            taking_part = {entry.client.actor, *(peer.actor for peer in entry.pending.values())}
+            for name in [name for name in cut if name in taking_part]:
+                effects += self._end_early(request, error_for_cut(name, entry.route, entry.pipeline), now)
+        return effects
+
+    def _marks(self, actor: Actor) -> dict[str, Any]:
+        return self._administration.describe(actor, self._bindings.outstanding(actor.sender))
+
+    def _absent(self, now: float) -> list[dict[str, Any]]:
+        """Return a row for each replica that should be here and is not."""
+        rows = self._absences.rows(now)
+        known = {*(actor.peer.actor for actor in self._membership), *(row["actor"] for row in rows)}
+        rows += self._administration.unheard(known)
+        return [row | self._administration.marks(row["actor"], row["stage"]) for row in rows]
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
             "is_draining": self._is_draining,
             "requests": {"live": len(self._requests), **self._ended},
+            "held": len(self._held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "callers": [row for admission in self._admission.values() for row in admission.callers()[:MAX_CALLER_ROWS]],
             "actors": [
                 {
-                    "actor": actor.peer.actor,
-                    "role": actor.role,
-                    "stage": actor.stage,
-                    "replica": actor.replica,
-                    "phase": actor.phase,
-                    "fraction": actor.fraction,
-                    "is_ready": actor.is_ready,
-                    "elapsed_s": round(now - actor.since, 3),
+                    **actor.row(now),
                     "seen_s_ago": round(now - actor.seen_at, 3),
                     "outstanding": self._bindings.outstanding(actor.sender),
+                    **self._marks(actor),
                 }
                 for actor in self._membership
-            ],
+            ]
+            + self._absent(now),
         }

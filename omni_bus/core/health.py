@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import asdict
 
@@ -10,7 +10,7 @@ from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
 from omni_bus.wire.frames import AdminReply, Ping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from omni_bus.core.membership import Actor
     from omni_bus.ids import Peer, Sender
@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 ROUND_TRIP_S = 1.0
 """An actor that does not answer a ping within this is not healthy."""
 
+Marks: TypeAlias = "Callable[[Actor], dict[str, Any]]"
+
+
+def unmarked(actor: Actor) -> dict[str, Any]:
+    """Return no further fields."""
+    return {}
+
 
 class _Round:
-    def __init__(self, asker: Peer, call: int, actors: list[Actor], absent: list[dict[str, Any]], now: float) -> None:
+    def __init__(
+        self, asker: Peer, call: int, actors: list[Actor], absent: list[dict[str, Any]], now: float, marks: Marks
+    ) -> None:
         self.asker = asker
         self.call = call
         self.started_at = now
@@ -29,18 +38,7 @@ class _Round:
         self.absent = absent
         self.waiting = {actor.sender for actor in actors}
         self.rows: dict[Sender, dict[str, Any]] = {
-            actor.sender: {
-                "actor": actor.peer.actor,
-                "role": actor.role,
-                "stage": actor.stage,
-                "replica": actor.replica,
-                "phase": actor.phase,
-                "fraction": actor.fraction,
-                "is_ready": actor.is_ready,
-                "elapsed_s": round(now - actor.since, 3),
-                "is_live": False,
-            }
-            for actor in actors
+            actor.sender: {**actor.row(now), "is_live": False, **marks(actor)} for actor in actors
         }
 
 
@@ -52,12 +50,27 @@ class Health:
         self._num_rounds = 0
 
     def begin(
-        self, asker: Peer, call: int, actors: Iterable[Actor], absent: list[dict[str, Any]], now: float
+        self,
+        asker: Peer,
+        call: int,
+        actors: Iterable[Actor],
+        absent: list[dict[str, Any]],
+        now: float,
+        marks: Marks = unmarked,
     ) -> list[Common]:
-        """Ping every actor; rows of the absent go into the answer as they are."""
+        """Ping every actor; rows of the absent go into the answer as they are.
+
+        Args:
+            asker: who gets the answer.
+            call: which question of it this is.
+            actors: whom to ping.
+            absent: rows of those that should be here and are not.
+            now: monotonic seconds.
+            marks: further fields of an actor's row.
+        """
         self._num_rounds += 1
         nonce = self._num_rounds
-        round_ = _Round(asker, call, list(actors), absent, now)
+        round_ = _Round(asker, call, list(actors), absent, now, marks)
         self._rounds[nonce] = round_
         if not round_.actors:
             return self._end(nonce)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,19 @@ class Actor(msgspec.Struct):
     def sender(self) -> Sender:
         """The identity of its frames."""
         return self.peer.sender
+
+    def row(self, now: float) -> dict[str, Any]:
+        """Return what health and status tell of every actor."""
+        return {
+            "actor": self.peer.actor,
+            "role": self.role,
+            "stage": self.stage,
+            "replica": self.replica,
+            "phase": self.phase,
+            "fraction": self.fraction,
+            "is_ready": self.is_ready,
+            "elapsed_s": round(now - self.since, 3),
+        }
 
 
 class Membership:

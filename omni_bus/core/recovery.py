@@ -17,11 +17,11 @@ from omni_bus.errors import OmniBusError, RequestCancelled, StageLost, from_info
 from omni_bus.ids import RequestId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from omni_bus.core.absence import Absences
     from omni_bus.core.effects import Common
-    from omni_bus.core.membership import Actor, Membership
+    from omni_bus.core.membership import Actor
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.wire.frames import Route, RouteEdge
 
@@ -38,10 +38,7 @@ def origin(request: RequestId) -> RequestId:
 
 
 def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusError | None:
-    """Return the error that a request ends with when `actor` is lost; None if it does not concern the request.
-
-    A retry is safe where none of the request's stages does work that must not be repeated.
-    """
+    """Return the error that a request ends with when `actor` is lost; None if it does not concern the request."""
     if actor.sender == route.gateway.sender:
         return RequestCancelled("the client's gateway is gone")
     lost = [stage for stage, peer in route.stages.items() if peer.sender == actor.sender]
@@ -53,8 +50,13 @@ def stage_lost(stage: str, route: Route, pipeline: Pipeline) -> StageLost:
     return StageLost(
         f"stage '{stage}' (actor {route.stages[stage].actor}) was lost while it worked on the request",
         stage=stage,
-        is_retry_safe=not pipeline.non_idempotent.intersection(route.stages),
+        is_retry_safe=is_retry_safe(route, pipeline),
     )
+
+
+def is_retry_safe(route: Route, pipeline: Pipeline) -> bool:
+    """Whether none of the request's stages does work that must not be repeated."""
+    return not pipeline.non_idempotent.intersection(route.stages)
 
 
 def needed_stages(edges: Iterable[RouteEdge]) -> list[str]:
@@ -88,10 +90,15 @@ def successor_of(entry: Request, error: OmniBusError) -> tuple[RequestId, Reques
 
 
 class Recovery:
-    """Requests that wait, in order and not for long, for a replica of a stage that has lost its last one."""
+    """Requests that wait, in order and not for long, for a replica of a stage that has lost its last one.
 
-    def __init__(self, membership: Membership, absences: Absences) -> None:
-        self._membership = membership
+    Args:
+        replicas: a stage's replicas that may be bound.
+        absences: which stages have no hope.
+    """
+
+    def __init__(self, replicas: Callable[[str], Sequence[Actor]], absences: Absences) -> None:
+        self._replicas = replicas
         self._absences = absences
         self._waiting: dict[RequestId, Request] = {}
 
@@ -107,13 +114,17 @@ class Recovery:
         has_time = entry.recover_by is None or now < entry.recover_by
         return has_time and not self._absences.is_degraded(stage)
 
+    def is_ready(self, entry: Request) -> bool:
+        """Whether each of its stages has a replica."""
+        return self._missing(entry) is None
+
     def leave(self, request: RequestId) -> None:
         """Forget a request; unknown ones are ignored."""
         self._waiting.pop(request, None)
 
     def take_ready(self) -> list[tuple[RequestId, Request]]:
         """Take those whose stages all have a replica now."""
-        ready = [(request, entry) for request, entry in self._waiting.items() if self._missing(entry) is None]
+        ready = [(request, entry) for request, entry in self._waiting.items() if self.is_ready(entry)]
         for request, _ in ready:
             del self._waiting[request]
         return ready
@@ -141,4 +152,4 @@ class Recovery:
 
     def _missing(self, entry: Request) -> str | None:
         stages = needed_stages(entry.edges)
-        return next((stage for stage in stages if not self._membership.replicas(stage)), None)
+        return next((stage for stage in stages if not self._replicas(stage)), None)

@@ -1,8 +1,9 @@
 """One request as the coordinator knows it: its states, what is bound to it, and the account of how it ended.
 
 It is QUEUED, then RUNNING over a bound route, then, when something ends it early, ENDING until every stage has said
-that it let go. RECOVERING comes before QUEUED for the successor of a request that lost a replica, and after it for one
-whose turn came while a stage had none.
+that it let go. HELD comes between for one whose turn came while a replica that it needs is being restarted. RECOVERING
+comes before QUEUED for the successor of a request that lost a replica, and after it for one whose turn came while a
+stage had none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class State(Enum):
 
     QUEUED = "queued"
     """Waits for a place under the pipeline's limit."""
+    HELD = "held"
+    """Has its place, and waits for a replica that is being restarted."""
     RECOVERING = "recovering"
     """Waits, not for long, for a replica of a stage that has lost its last one."""
     RUNNING = "running"
@@ -36,7 +39,13 @@ class State(Enum):
 
 
 TRANSITIONS: dict[State, dict[str, State | None]] = {
-    State.QUEUED: {"admitted": State.RUNNING, "no replica": State.RECOVERING, "ended early": None},
+    State.QUEUED: {
+        "admitted": State.RUNNING,
+        "held": State.HELD,
+        "no replica": State.RECOVERING,
+        "ended early": None,
+    },
+    State.HELD: {"admitted": State.RUNNING, "no replica": State.RECOVERING, "ended early": None},
     State.RECOVERING: {"replicas ready": State.QUEUED, "ended early": None},
     State.RUNNING: {"all stages done": None, "ended early": State.ENDING},
     State.ENDING: {"all stages let go": None},
@@ -72,6 +81,11 @@ class Request(msgspec.Struct):
     """The client said goodbye: nothing can be sent to it."""
     stats: dict[str, RequestStats] = {}
     """Accounts of the stages that are done."""
+
+    @property
+    def is_back(self) -> bool:
+        """It had its turn before, and lost its place through no fault of its own."""
+        return self.cause is not None or self.recover_by is not None
 
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""

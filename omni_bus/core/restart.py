@@ -7,7 +7,12 @@ from collections import deque
 WINDOW_S = 600.0
 """Restarts are counted over ten minutes: a crash a day is bad luck, five in a minute are a bug."""
 
-FIRST_DELAY_S = 0.5
+FIRST_DELAY_S = 0.1
+"""A process that dies once is bad luck: its callers should wait for little more than its start."""
+
+SECOND_DELAY_S = 0.5
+"""Dying again within the window looks like a bug; from here on the delay doubles."""
+
 MAX_DELAY_S = 30.0
 
 _MAX_DOUBLINGS = 20
@@ -38,6 +43,9 @@ class RestartPolicy:
             self._died_at.popleft()
         if len(self._died_at) >= self._max_restarts:
             return None
-        delay = min(self._max_delay_s, FIRST_DELAY_S * 2 ** min(len(self._died_at), _MAX_DOUBLINGS))
+        delay = FIRST_DELAY_S
+        if self._died_at:
+            doublings = min(len(self._died_at) - 1, _MAX_DOUBLINGS)
+            delay = SECOND_DELAY_S * 2**doublings
         self._died_at.append(now)
-        return delay * (0.75 + 0.5 * jitter)
+        return min(self._max_delay_s, delay) * (0.75 + 0.5 * jitter)

@@ -6,6 +6,7 @@ each and passive waiting they kept nearly all of it.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ PASSIVE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Idle threads of OpenMP runtimes sleep instead of spinning."""
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share(stages: Mapping[str, StageConfig], num_cores: int) -> dict[str, int]:

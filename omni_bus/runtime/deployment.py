@@ -11,9 +11,12 @@ import msgspec
 
 from omni_bus.bus.arena import ArenaLimits
 from omni_bus.bus.cuda_ipc import CudaLimits
+from omni_bus.bus.curve import Curve
 from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
+from omni_bus.core.administration import Arrangement
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.runtime.rundir import write_privately
 
 SUPERVISOR = "supervisor"
 
@@ -22,7 +25,7 @@ DEPLOYMENT_FILE = "deployment.json"
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """Written once as JSON to `run_dir`; read by each process at its start."""
+    """Written as JSON to `run_dir`, again with each change of it; read by each process at its start."""
 
     config: DeploymentConfig
     pipelines: dict[str, Pipeline]
@@ -36,7 +39,15 @@ class Deployment(msgspec.Struct, frozen=True):
     """The pipelines of each gateway."""
     coordinator_endpoint: str
     """Where the coordinator listens, in every incarnation."""
+    drained: frozenset[str] = frozenset()
+    """Replicas that get no new requests, by actor name."""
+    returning: frozenset[str] = frozenset()
+    """Replicas that are being restarted."""
     log_level: str = "INFO"
+    state_dir: str = ""
+    """Kept between starts, and can't be made again: uploaded files. By default they go with `run_dir`."""
+    key_folder: str = ""
+    """Of the keys for TCP, absolute; empty for a deployment without."""
     supervisor_pid: int = msgspec.field(default_factory=os.getpid)
     """Who made this; a process that finds itself without this parent has no deployment any more."""
 
@@ -46,8 +57,14 @@ class Deployment(msgspec.Struct, frozen=True):
         return Path(self.run_dir) / DEPLOYMENT_FILE
 
     def write(self) -> None:
-        """Write it where children find it."""
-        self.path.write_bytes(msgspec.json.encode(self))
+        """Write it where children find it; it may hold API keys, so nobody else may read it."""
+        write_privately(self.path, msgspec.json.encode(self))
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What the coordinator needs to know of the stages."""
+        wanted = {stage: config.replicas for stage, config in self.config.stages.items()}
+        return Arrangement(wanted, self.drained, self.returning)
 
     @property
     def arena(self) -> ArenaLimits:
@@ -59,10 +76,18 @@ class Deployment(msgspec.Struct, frozen=True):
         """What each actor may lend of its devices' memory."""
         return CudaLimits(self.config.cuda_bytes)
 
-    def listen(self, actor: str) -> str:
-        """Return the address that an actor's inbox binds; the pid keeps successors from what was sent to the dead."""
+    def curve(self) -> Curve | None:
+        """Read the keys for TCP, if the deployment has any.
+
+        Raises:
+            BadInput: the folder is incomplete, or others may read the secret key.
+        """
+        return Curve(self.key_folder) if self.key_folder else None
+
+    def listen(self, actor: str, pid: int | None = None) -> str:
+        """Return the address that an actor's inbox binds; its pid keeps successors from what was sent to the dead."""
         if self.config.bind == "ipc":
-            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid()}")
+            return ipc_endpoint(self.run_dir, f"{actor}-{os.getpid() if pid is None else pid}")
         return f"{self.config.bind}:0"
 
 

@@ -1,4 +1,7 @@
-"""The wish to stop, as a value: the first SIGTERM asks to drain, a second one to leave at once."""
+"""The wish to stop, as a value: the first SIGTERM asks to drain, a second one to leave at once.
+
+A process may also be asked to retire while the rest of its deployment goes on: others do its work from then on.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ ECHO_S = 0.2
 runner) passes on what it was sent, and the process group has it anyway, so that one Ctrl-C or SIGTERM arrives twice."""
 
 
+RETIRE = signal.SIGUSR1
+"""From a supervisor to one of its processes: leave so that nobody misses you. A SIGTERM after it asks to drain."""
+
+
 class Stop:
     """What a process waits on.
 
@@ -25,6 +32,8 @@ class Stop:
 
     def __init__(self, *, with_interrupt: bool = False, clock: Callable[[], float] | None = None) -> None:
         self.requested = asyncio.Event()
+        self.ordered = asyncio.Event()
+        """By SIGTERM or Ctrl-C: the whole deployment stops."""
         self.forced = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._clock = clock if clock is not None else loop.time
@@ -34,15 +43,32 @@ class Stop:
             loop.add_signal_handler(signal.SIGINT, self.request, signal.SIGINT)
         else:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            loop.add_signal_handler(RETIRE, self.requested.set)
+
+    @property
+    def is_retiring(self) -> bool:
+        """Only this process is asked to leave."""
+        return self.requested.is_set() and not self.ordered.is_set()
 
     def request(self, number: int) -> None:
         """Ask to drain; asked again, by another signal or after `ECHO_S`, to leave at once."""
         first, at_s = self._first
-        if not self.requested.is_set():
+        if not self.ordered.is_set():
             self._first = (number, self._clock())
+            self.ordered.set()
             self.requested.set()
         elif number != first or self._clock() - at_s > ECHO_S:
             self.forced.set()
+
+    async def unless_ordered(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something until it is done or the whole deployment stops."""
+        working = asyncio.create_task(work)
+        ordered = asyncio.create_task(self.ordered.wait())
+        await asyncio.wait({working, ordered}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        for task in (working, ordered):
+            task.cancel()
 
     async def drained(self, drain: Coroutine[Any, Any, bool]) -> bool:
         """Drain until that is done, or until whoever asked for it asks to leave at once.

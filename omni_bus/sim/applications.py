@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.errors import StageLost
+from omni_bus.errors import StageLost, Unavailable
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
 from omni_bus.wire.frames import Submit
@@ -27,8 +27,10 @@ READ_S = {"fast": 0.0005, "slow": 0.4}
 class _Run:
     """One request under way."""
 
-    def __init__(self, plan: RequestPlan) -> None:
+    def __init__(self, plan: RequestPlan, *, may_be_refused: bool) -> None:
         self.plan = plan
+        self.may_be_refused = may_be_refused
+        """A stage may not have been ready yet when it was submitted."""
         self.num_events = 0
         self.num_outputs = 0
         self.left: dict[str, int] = {}
@@ -81,6 +83,9 @@ class Application:
                 run = self._runs.pop(request, None)
                 if run is None:
                     raise Violation(f"{request} ended, which was not under way")
+                is_lost = isinstance(error, StageLost) or (isinstance(error, Unavailable) and not run.may_be_refused)
+                if is_lost and self._world.loses_nothing:
+                    raise Violation(f"{request} is lost for no reason: {error}")
                 self._world.ledger.end(request)
                 self._check_loss(request, run, error)
             case Admitted(request=request, route=route):
@@ -104,7 +109,7 @@ class Application:
             return
         request = f"{plan.id}:{plan.pipeline}"
         self._begun.add(plan.id)
-        run = self._runs[request] = _Run(plan)
+        run = self._runs[request] = _Run(plan, may_be_refused=not self._world.is_up)
         params = {"llm": {"is_bad": plan.has_bad_params}}
         submit = Submit(
             request,
@@ -117,7 +122,7 @@ class Application:
         )
         if plan.timeout_s is not None:
             self._world.deadlines[request] = self._world.now + plan.timeout_s
-        self._process.carry(self._process.core.submit(submit, params))
+        self._process.carry(self._process.core.submit(submit, params, self._world.now))
         self._count(request, run)
 
     def _count(self, request: RequestId, run: _Run) -> None:

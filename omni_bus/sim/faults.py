@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from omni_bus.sim.ledger import Violation
-from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess, SupervisorProcess
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
 
 if TYPE_CHECKING:
     from omni_bus.sim.scenario import FaultPlan
@@ -26,9 +26,9 @@ class Faults:
         self._world = world
         self._plans = list(world.scenario.faults)
         self._num_running = 0
+        self._hung: dict[Process, FaultPlan] = {}
         self.struck: Counter[str] = Counter()
         """By kind."""
-        self._hung: dict[Process, FaultPlan] = {}
         self.last_at = 0.0
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
 
@@ -52,6 +52,8 @@ class Faults:
                 self._kill(self._pick(CoordinatorProcess), plan)
             case "stall":
                 self._stall(plan)
+            case "break":
+                self._break()
             case "hang":
                 self._hang(plan)
             case "drain":
@@ -70,17 +72,20 @@ class Faults:
             world.loses_frames = plan.loses_frames
         world.cut(process)
         process.die()
+        world.on_death(process.name)
         self._supervise(process, "degraded" if plan.down_s is None else "backing off", plan.down_s or 60.0)
         if plan.down_s is not None:
             self._later(plan.down_s, self._restart, process)
 
     def _supervise(self, process: Process, phase: str, retry_after_s: float) -> None:
-        supervisor = self._world.processes.get("supervisor")
-        if isinstance(supervisor, SupervisorProcess):
+        supervisor = self._world.supervisor
+        if supervisor is not None:
             self._world.after(self._world.rng.random() * 0.002, supervisor.on_exit, process, phase, retry_after_s)
 
     def _restart(self, process: Process) -> None:
         world = self._world
+        if world.processes[process.name] is not process or process.has_retired:
+            return  # an operation was faster
         world.add(process.successor())
         if process.name == world.coordinator.name:
             world.release_held()
@@ -98,6 +103,13 @@ class Faults:
         self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)
         self._world.stall(source, target, until)
         self.last_at = max(self.last_at, until)
+
+    def _break(self) -> None:
+        """The end of what is under way on a connection is lost, and its source learns of the break a little later."""
+        link = self._world.break_link()
+        if link is not None:
+            source, target = link
+            self._later(self._world.rng.expovariate(1 / self._world.scenario.delay_s), source.on_broken, target)
 
     def _hang(self, plan: FaultPlan) -> None:
         """An engine stops for ever; once its watchdog has noticed, somebody kills its process."""

@@ -75,7 +75,7 @@ class ActorPair:
     def open(self, request: RequestId = "r", params: dict[str, Any] | None = None) -> RequestId:
         """Submit and admit a request."""
         submit = Submit(request, "pair", ("text",))
-        self.from_client(self.client.submit(submit, {"stage": params or {}}))
+        self.from_client(self.client.submit(submit, {"stage": params or {}}, 0.0))
         self.to_client(Admit(self.route(request)))
         return request
 

@@ -22,10 +22,10 @@ from omni_bus.sim.applications import Application
 from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
-from omni_bus.wire.frames import Introduce, Lost, Outlook, Ping, Refused, Welcome
+from omni_bus.wire.frames import Broken, Introduce, Lost, Ping, Refused, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from omni_bus.core.edge import InEdge, OutEdge
     from omni_bus.core.effects import ClientEffect, Common, StageEffect, TimerKey
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
 
-_MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
+MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost, Broken)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
 
 MAX_LATE_HOPS = 25
@@ -55,6 +55,7 @@ class Process(ABC):
         self.name = name
         self.peer = Peer(name, world.new_incarnation(), f"sim://{name}")
         self.is_alive = True
+        self.has_retired = False
         self._timers: dict[TimerKey, object] = {}
 
     @abstractmethod
@@ -72,6 +73,10 @@ class Process(ABC):
     @abstractmethod
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""
+
+    @abstractmethod
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
 
     @abstractmethod
     def held(self) -> str:
@@ -95,6 +100,8 @@ class Process(ABC):
                     self._timers.pop(key, None)
                 case Report() | Forget():
                     self.world.trace("   report by", self, effect)
+                    if isinstance(effect, Report) and effect.event == "actor ready":
+                        self.world.on_ready(effect.fields["name"])
                 case Leave(error=error):
                     raise Violation(f"{self.name} was told to leave: {error}")
                 case _:
@@ -117,21 +124,27 @@ class Process(ABC):
 class CoordinatorProcess(Process):
     """The coordinator."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, awaited: list[str] | None = None) -> None:
         super().__init__(world, COORDINATOR)
         scenario = world.scenario
-        self.core = CoordinatorCore(self.peer, scenario.pipelines, scenario.heartbeat_s, scenario.quotas)
+        self.core = CoordinatorCore(
+            self.peer, scenario.pipelines, scenario.heartbeat_s, scenario.quotas, world.arrangement, awaited or ()
+        )
+        self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()
         self.entered: set[RequestId] = set()
         """Every request that it ever held."""
 
     def start(self) -> None:
-        """Say hello."""
+        """Begin."""
         self.world.trace("up:", self)
+        self.carry(self.core.start(self.world.now))
 
     def successor(self) -> Process:
-        """Return the process that comes after the death of this one."""
-        return CoordinatorProcess(self.world)
+        """Return the process that comes after the death of this one; it is told who serves."""
+        stages = (process for process in self.world.processes.values() if isinstance(process, StageProcess))
+        serving = (process for process in stages if process.is_alive and process.member.is_ready)
+        return CoordinatorProcess(self.world, [process.name for process in serving])
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
@@ -142,6 +155,12 @@ class CoordinatorProcess(Process):
         """Take a timer."""
         self.carry(self.core.on_timer(key, self.world.now))
         self.check()
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.core.on_link_broken(peer, self.world.now))
+            self.check()
 
     def drain(self) -> None:
         """Admit nothing any more."""
@@ -162,6 +181,13 @@ class CoordinatorProcess(Process):
         """
         core = self.core
         requests = core._requests
+        if core._held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
+            raise Violation(f"waiting for a replica are {list(core._held)}, which differs from the table")
+        self.world.num_held += len(core._held)
+        for request, entry in requests.items():
+            if entry.route is not None and not entry.is_adopted and request not in self._bound:
+                self._bound.add(request)
+                self.world.check_admission(entry.route.stages)
         if self._live != requests.keys():
             for request in requests.keys() - self._live:
                 if request in self.entered:
@@ -186,7 +212,7 @@ class CoordinatorProcess(Process):
                 raise Violation(f"admission of {name} differs from the table")
             counts = admission.counts
             num_adopted = sum(1 for e in entries.values() if e.is_adopted)
-            num_back = sum(1 for r in queued if entries[r].recover_by is not None)
+            num_back = sum(1 for r in queued if entries[r].is_back)
             if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued + num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
             if counts.queued_bytes != sum(entries[r].submit.input_bytes for r in queued):
@@ -199,7 +225,7 @@ class CoordinatorProcess(Process):
         if waiting != {r: e for r, e in requests.items() if e.state is RequestState.RECOVERING}:
             raise Violation(f"{list(waiting)} wait for replicas, the table differs")
         for request, entry in waiting.items():
-            if all(core._membership.replicas(stage) for stage in needed_stages(entry.edges)):
+            if all(core._bindable(stage) for stage in needed_stages(entry.edges)):
                 raise Violation(f"{request} waits for a replica, and there is one of each stage")
         self._check_deadlines()
 
@@ -239,7 +265,7 @@ class CoordinatorProcess(Process):
     def _check_caller(self, caller: str, quota: Quota, entries: list[Request]) -> None:
         entries = [e for e in entries if e.state is not RequestState.RECOVERING]
         num_queued = sum(1 for e in entries if e.state is RequestState.QUEUED)
-        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.recover_by is not None)
+        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.is_back)
         num_adopted = sum(1 for e in entries if e.is_adopted)
         if quota.max_queued is not None and num_queued > quota.max_queued + num_back:
             raise Violation(f"{num_queued} requests of '{caller}' wait, {quota} allows fewer")
@@ -258,7 +284,7 @@ class CoordinatorProcess(Process):
         return self._held_timers()
 
 
-class _MemberProcess(Process):
+class MemberProcess(Process):
     """A process that is a member: everyone but the coordinator."""
 
     member: Member
@@ -267,6 +293,11 @@ class _MemberProcess(Process):
         """Say hello."""
         self.carry(self.member.start(self.world.now))
         self.world.after(self.world.rng.random() * 0.002, self._ready)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.member.on_link_broken(peer, self.world.now))
 
     def _ready(self) -> None:
         if self.is_alive:
@@ -283,7 +314,7 @@ class _MemberProcess(Process):
         return self._held_timers()
 
 
-class StageProcess(_MemberProcess):
+class StageProcess(MemberProcess):
     """One replica of a stage."""
 
     def __init__(self, world: World, stage: str, replica: int) -> None:
@@ -321,9 +352,22 @@ class StageProcess(_MemberProcess):
         """Return the process that comes after the death of this one."""
         return StageProcess(self.world, self.stage, self.replica)
 
+    def retire(self, on_left: Callable[[StageProcess], None]) -> None:
+        """Leave once all that was sent has been delivered, and say so."""
+        if self.core._live:
+            raise Violation(f"{self.name} is to retire and holds {list(self.core._live)}")
+        self.world.at(self.world.delivered_at(self), self._leave, (on_left,), is_due=True)
+
+    def _leave(self, on_left: Callable[[StageProcess], None]) -> None:
+        if self.is_alive:
+            self.has_retired = True
+            self.carry(self.member.goodbye("retired", is_settled=True))
+            self.die()
+        on_left(self)
+
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
-        if isinstance(frame, _MEMBER_FRAMES):
+        if isinstance(frame, MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame, self.world.now))
             return
         self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
@@ -394,7 +438,7 @@ class StageProcess(_MemberProcess):
         return self._held_timers()
 
 
-class GatewayProcess(_MemberProcess):
+class GatewayProcess(MemberProcess):
     """A gateway with an application that runs its planned requests."""
 
     def __init__(self, world: World, name: str, requests: list[RequestPlan]) -> None:
@@ -415,11 +459,13 @@ class GatewayProcess(_MemberProcess):
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
-        if isinstance(frame, _MEMBER_FRAMES):
+        if isinstance(frame, MEMBER_FRAMES):
             self.core.on_coordinator_heard()
             self.carry(self.member.on_frame(frame, self.world.now))
             if isinstance(frame, Introduce):
-                self.carry(self.core.on_coordinator_changed())
+                self.carry(self.core.on_coordinator_changed(self.world.now))
+            elif isinstance(frame, Broken) and frame.target == self.peer:
+                self.carry(self.core.on_link_broken(frame.source))
             elif isinstance(frame, Lost):
                 self.carry(self.core.on_peer_lost(frame.peer))
             return
@@ -427,6 +473,12 @@ class GatewayProcess(_MemberProcess):
         request = getattr(frame, "request", None)
         if request is not None:
             self.check(request)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        super().on_broken(peer)
+        if self.is_alive and peer == self.member.coordinator:
+            self.carry(self.core.on_coordinator_changed())
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""
@@ -461,41 +513,6 @@ class GatewayProcess(_MemberProcess):
         if core._calls or core._cancelling or core._asked or core._renamed:
             return f"{self.name} holds {list(core._calls)}, cancels {list(core._cancelling)}, asked {core._asked}"
         return self.application.held() or self._held_timers()
-
-
-class SupervisorProcess(_MemberProcess):
-    """Sees processes end and tells; ends those whose engine is stuck. It never dies itself: all would with it."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world, "supervisor")
-        self.member = Member(self.peer, "supervisor", coordinator_peer("sim://coordinator"))
-        self._outlooks: dict[str, Outlook] = {}
-
-    def successor(self) -> Process:
-        """Return the process that comes after the death of this one."""
-        raise AssertionError("nobody kills a supervisor")
-
-    def on_exit(self, process: Process, phase: str, retry_after_s: float) -> None:
-        """A process ended."""
-        if process is not self.world.coordinator:
-            self.carry(self.member.lost(process.peer))
-        if isinstance(process, StageProcess):
-            outlook = Outlook(process.name, process.stage, process.replica, phase, "it died", retry_after_s)
-            self._outlooks[process.name] = outlook
-            self.carry(self.member.outlook(outlook))
-
-    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
-        """Take a frame."""
-        assert isinstance(frame, _MEMBER_FRAMES)
-        self.carry(self.member.on_frame(frame, self.world.now))
-        if isinstance(frame, Introduce):
-            for outlook in self._outlooks.values():
-                if not self.world.processes[outlook.actor].is_alive:
-                    self.carry(self.member.outlook(outlook))
-        elif isinstance(frame, Lost):
-            process = self.world.processes.get(frame.peer.actor)
-            if isinstance(process, StageProcess) and process.peer == frame.peer and process.has_stalled:
-                self.world.faults.end_stalled(process)
 
 
 def check_out_edge(edge: OutEdge, where: str) -> None:

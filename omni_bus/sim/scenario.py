@@ -6,6 +6,7 @@ from random import Random
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.core.quota import Quota
@@ -43,7 +44,7 @@ GRAPHS: dict[str, Graph] = {
 MAX_REQUESTS = 4
 """In one schedule."""
 
-FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
+FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "break", "hang", "drain"]
 Reader = Literal["fast", "slow", "stuck"]
 
 
@@ -80,6 +81,18 @@ class FaultPlan(msgspec.Struct):
     """Frames to a dead coordinator are lost; otherwise the next one gets them."""
 
 
+class OperationPlan(msgspec.Struct):
+    """One operation on a replica, at a virtual second or when the one before it is over."""
+
+    kind: Literal["restart", "drain", "scale_down"]
+    at_s: float
+    stage: str
+    replica: int
+    timeout_s: float
+    """How long running requests may take; of a drain, until it is undone."""
+    is_forced: bool
+
+
 class StagePlan(msgspec.Struct):
     """One stage: how its engine is driven, and how many requests it takes."""
 
@@ -107,6 +120,7 @@ class Scenario(msgspec.Struct):
     asks_health: bool
     has_supervisor: bool
     """Somebody sees processes end; else their heartbeats tell."""
+    operations: list[OperationPlan] = []
     quotas: dict[str, Quota] = {}
     """Of callers; without any, all requests come from one."""
 
@@ -155,8 +169,8 @@ def _request(name: str, pipeline: Pipeline, rng: Random) -> RequestPlan:
 
 
 def _fault(rng: Random) -> FaultPlan:
-    kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain")
-    kind = rng.choices(kinds, (6, 3, 6, 4, 2, 0.5))[0]
+    kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "break", "hang", "drain")
+    kind = rng.choices(kinds, (6, 3, 6, 4, 5, 2, 0.5))[0]
     down_s: float | None = rng.choice((0.001, 0.05, 0.3, 1.0, 7.0))
     if kind in {"kill_stage", "kill_gateway"} and rng.random() < 0.2:
         down_s = None
@@ -230,9 +244,52 @@ def _draw(rng: Random) -> Scenario:
     )
 
 
+def draw_operations(scenario: Scenario, rng: Random) -> Scenario:
+    """Add operations on stages to some scenarios."""
+    if rng.random() < 0.7:
+        return scenario
+    names = sorted(scenario.stages)
+    stages = dict(scenario.stages)
+    operations: list[OperationPlan] = []
+    at_s = 0.0
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at_s += rng.random() * rng.choice((0.02, 0.2, 1.0))
+        stage = rng.choice(names)
+        kind = rng.choice(("restart", "restart", "drain", "scale_down"))
+        if kind != "restart" or rng.random() < 0.5:
+            # Drained for good it would be missed, and one is always left.
+            stages[stage] = replace(stages[stage], replicas=max(2, stages[stage].replicas))
+        operations.append(
+            OperationPlan(
+                kind=kind,
+                at_s=at_s,
+                stage=stage,
+                replica=rng.randrange(stages[stage].replicas),
+                timeout_s=rng.choice((0.05, 1.0, 30.0)),
+                is_forced=rng.random() < 0.2,
+            )
+        )
+    num_scaled = {name: sum(o.kind == "scale_down" and o.stage == name for o in operations) for name in names}
+    for name, count in num_scaled.items():
+        stages[name] = replace(stages[name], replicas=stages[name].replicas + count)
+    return replace(scenario, stages=stages, operations=operations)
+
+
 def sources(pipeline: Pipeline) -> dict[tuple[str, str], str]:
     """Return by (target, port) what feeds it, as ``source.port``."""
     return {(edge.target, edge.target_port): f"{edge.source}.{edge.source_port}" for edge in pipeline.edges}
 
 
-__all__ = ["GRAPHS", "IN", "OUT", "FaultPlan", "RequestPlan", "Scenario", "StagePlan", "draw", "sources"]
+__all__ = [
+    "GRAPHS",
+    "IN",
+    "OUT",
+    "FaultPlan",
+    "OperationPlan",
+    "RequestPlan",
+    "Scenario",
+    "StagePlan",
+    "draw",
+    "draw_operations",
+    "sources",
+]

@@ -12,19 +12,22 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.core.coordinator import NOTHING_ARRANGED
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.recovery import origin
 from omni_bus.ids import Peer, Sender
 from omni_bus.sim.faults import Faults
 from omni_bus.sim.ledger import Ledger, Violation
-from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess, SupervisorProcess
-from omni_bus.sim.scenario import draw
+from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
+from omni_bus.sim.scenario import draw, draw_operations
+from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.wire.frames import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omni_bus.core.administration import Arrangement
     from omni_bus.ids import RequestId
     from omni_bus.sim.scenario import Scenario
     from omni_bus.wire.frames import AnyFrame
@@ -43,17 +46,21 @@ class World:
 
     def __init__(self, seed: int, *, trace: bool = False, scenario: Scenario | None = None) -> None:
         self.rng = Random(seed)
-        self.scenario = draw(self.rng) if scenario is None else scenario
+        if scenario is None:
+            # Drawn apart, so that the schedules of seeds without any stay what they were.
+            scenario = draw_operations(draw(self.rng), Random(f"{seed} operations"))
+        self.scenario = scenario
         self.ledger = Ledger(self.rng)
         self.now = 0.0
         self.num_steps = 0
         self.num_adopted = 0
-        self.sent: Counter[type[AnyFrame]] = Counter()
-        """Frames by kind."""
+        self.num_held = 0
         self.num_rerouted = 0
         self.num_stalled = 0
         self.deadlines: dict[RequestId, float] = {}
         """When requests with a time limit must be over, as their applications see it."""
+        self.sent: Counter[type[AnyFrame]] = Counter()
+        """Frames by kind."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
@@ -64,17 +71,23 @@ class World:
         self._links: dict[Link, float] = {}
         self._stalled: dict[Link, float] = {}
         self._cut_at: dict[Link, float] = {}
+        self._lost: set[int] = set()
+        """Deliveries that will not be made."""
         self._num_incarnations = 0
         self.faults = Faults(self)
+        self.supervisor: SupervisorProcess | None = None
+        self._unready = {f"{stage}.{n}" for stage, plan in self.scenario.stages.items() for n in range(plan.replicas)}
         self._start()
 
     def _start(self) -> None:
+        if self.scenario.has_supervisor or self.scenario.operations:
+            self.supervisor = SupervisorProcess(self, self.scenario.operations)
         self.add(CoordinatorProcess(self))
         for name, plan in self.scenario.stages.items():
             for replica in range(plan.replicas):
                 self.add(StageProcess(self, name, replica))
-        if self.scenario.has_supervisor:
-            self.add(SupervisorProcess(self))
+        if self.supervisor is not None:
+            self.add(self.supervisor)
         for number, requests in enumerate(self.scenario.requests):
             self.add(GatewayProcess(self, f"gateway.{number}", requests))
 
@@ -95,6 +108,49 @@ class World:
         process = self.processes[COORDINATOR]
         assert isinstance(process, CoordinatorProcess)
         return process
+
+    # --- what the supervisor sees and has decided ---------------------------------------------------------
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What a coordinator that starts is told."""
+        return NOTHING_ARRANGED if self.supervisor is None else self.supervisor.arrangement
+
+    @property
+    def is_up(self) -> bool:
+        """Every replica was called ready once, so that no request has to be refused for the lack of one."""
+        return not self._unready
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Nothing happens in this schedule that a request may fail of, but what it or its engine does itself."""
+        faults, heartbeat_s = self.scenario.faults, self.scenario.heartbeat_s
+        is_gentle = not faults or (
+            not self.scenario.operations
+            and all(fault.kind == "kill_coordinator" for fault in faults)
+            # After five beats without an answer clients give up what was not admitted.
+            and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
+        )
+        return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
+
+    def on_ready(self, name: str) -> None:
+        """A coordinator calls an actor ready."""
+        self._unready.discard(name)
+        if self.supervisor is not None:
+            self.supervisor.on_ready(name)
+
+    def on_death(self, name: str) -> None:
+        """A process was killed."""
+        self._unready.discard(name)
+
+    def check_admission(self, stages: dict[str, Peer]) -> None:
+        """Check a new binding.
+
+        Raises:
+            Violation: it is to a drained replica.
+        """
+        if self.supervisor is not None:
+            self.supervisor.check_admission(stages)
 
     def was_rerouted(self, request: RequestId) -> bool:
         """Whether the coordinator put up a successor."""
@@ -121,11 +177,14 @@ class World:
         while self._heap:
             if self._num_due == 0 and not self.faults.is_pending and self._is_settled():
                 break
-            at, _, is_due, act, args = heapq.heappop(self._heap)
+            at, number, is_due, act, args = heapq.heappop(self._heap)
             self.now = at
             self._num_due -= is_due
             self.num_steps += 1
-            act(*args)
+            if number in self._lost:
+                self._lost.discard(number)
+            else:
+                act(*args)
             if self.num_steps >= self.faults.next_at:
                 self.faults.strike()
             if self.num_steps > MAX_STEPS or self.now > MAX_TIME_S:
@@ -178,12 +237,39 @@ class World:
         for source, target, frame, link in held:
             self._deliver(source, target, frame, link)
 
+    def delivered_at(self, process: Process) -> float:
+        """When all that a process has sent so far will have been delivered."""
+        sent = [at for link, at in self._links.items() if link[:2] == (process.name, process.peer.incarnation)]
+        return max([self.now, *sent])
+
     def cut(self, process: Process) -> None:
         """A process died: of what it had sent, each link delivers a part, from the beginning."""
         for link in self._links:
             if link[0] == process.name and link[1] == process.peer.incarnation:
                 tail_s = 0.0 if self.rng.random() < 0.5 else self.rng.expovariate(1 / self.scenario.delay_s)
                 self._cut_at[link] = self.now + tail_s
+
+    def break_link(self) -> tuple[Process, Peer] | None:
+        """Lose the end of what is under way on some link between live processes; return its source and its target.
+
+        Later frames of the link arrive: so a receiver sees a gap.
+        """
+        under_way: dict[Link, list[tuple[float, int]]] = {}
+        links: dict[Link, tuple[Process, Peer]] = {}
+        for at, number, _, act, args in self._heap:
+            if act == self._deliver:
+                source, target, _, link = args
+                if source.is_alive and number not in self._lost:
+                    links[link] = source, target
+                    under_way.setdefault(link, []).append((at, number))
+        if not links:
+            return None
+        link = self.rng.choice(list(links))
+        frames = sorted(under_way[link])
+        self._lost.update(number for _, number in frames[self.rng.randrange(len(frames)) :])
+        source, target = links[link]
+        self.trace(f"break, {len(frames)} under way: {source.name} ->", source, target)
+        return source, target
 
     def stall(self, source: Process, target: Process, until: float) -> None:
         """Deliver nothing on a link before a time; nothing is lost."""

@@ -192,19 +192,22 @@ class Stalled(Frame, frozen=True):
 
 
 class Goodbye(Frame, frozen=True):
-    """I am leaving of my own will."""
+    """I am leaving of my own will; `is_settled`: all that I ever sent has arrived."""
 
     reason: str = ""
+    is_settled: bool = False
 
 
 class Lost(Frame, frozen=True):
     """This peer is gone: nothing more will come from it, nothing will reach it.
 
-    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once.
+    From the coordinator to all; to the coordinator from a supervisor, which sees a process end at once, and knows
+    whether it had seen to it that all that it sent has arrived.
     """
 
     peer: Peer
     reason: str = ""
+    is_settled: bool = False
 
 
 class Outlook(Frame, frozen=True):
@@ -219,6 +222,18 @@ class Outlook(Frame, frozen=True):
     phase: str
     reason: str = ""
     retry_after_s: float = 0.0
+
+
+class Broken(Frame, frozen=True):
+    """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
+
+    Or none can be made, and frames wait.
+    From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
+    `target` too.
+    """
+
+    source: Peer
+    target: Peer
 
 
 class Ping(Frame, frozen=True):
@@ -240,7 +255,8 @@ class Pong(Frame, frozen=True):
 class Submit(Frame, frozen=True):
     """Please run this: wanted output ports of the pipeline, seconds it may take, who asks (`key`, never a secret).
 
-    Higher priority goes first. `input_bytes` is what the client holds for the request while it waits.
+    Higher priority goes first. `input_bytes` is what the client holds for the request while it waits. Whoever does not
+    know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
     """
 
     request: RequestId
@@ -251,12 +267,14 @@ class Submit(Frame, frozen=True):
     key: str = ""
     trace: str = ""
     input_bytes: int = 0
+    attempt: int = 0
 
 
 class Admit(Frame, frozen=True):
     """Your request may start; this is its route."""
 
     route: Route
+    attempt: int = 0
 
 
 class Reroute(Frame, frozen=True):
@@ -275,6 +293,7 @@ class Reject(Frame, frozen=True):
 
     request: RequestId
     error: ErrorInfo
+    attempt: int = 0
 
 
 class Cancel(Frame, frozen=True):
@@ -422,6 +441,23 @@ class Release(Frame, frozen=True):
     reads: tuple[bytes, ...] = ()
 
 
+class Confirm(Frame, frozen=True):
+    """Say when you have read this: by then all that I sent before on this way has been delivered.
+
+    `peer` is where to answer; `is_bulk` has it take the way of bulky payloads.
+    """
+
+    nonce: int
+    peer: Peer
+    is_bulk: bool = False
+
+
+class Confirmed(Frame, frozen=True):
+    """The answer to a `Confirm`."""
+
+    nonce: int
+
+
 ControlFrame: TypeAlias = (
     Hello
     | Welcome
@@ -433,6 +469,7 @@ ControlFrame: TypeAlias = (
     | Stalled
     | Goodbye
     | Lost
+    | Broken
     | Outlook
     | Ping
     | Pong
@@ -449,16 +486,16 @@ ControlFrame: TypeAlias = (
     | AdminReply
 )
 DataFrame: TypeAlias = Open | Chunk | Credit | Close
-TransportFrame: TypeAlias = Offer | Mapped | OfferDevice | MappedDevice | Release
+TransportFrame: TypeAlias = Offer | Mapped | OfferDevice | MappedDevice | Release | Confirm | Confirmed
 AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping, Cancel, Inquire}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping, Cancel, Inquire}
 """What a stage understands; control frames come from the coordinator only."""
 
-CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
+CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {
     Admit,
     Reroute,
     Reject,

@@ -7,13 +7,14 @@ import signal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from actors import supervisor
 from actors.supervisor import Phase, Supervisor
 from omni_bus.config.schema import DeploymentConfig, PipelineConfig, StageConfig
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
-from omni_bus.runtime.deployment import Deployment
+from omni_bus.runtime.deployment import Deployment, ipc_endpoint
 from omni_bus.wire.frames import Outlook
 
 
@@ -46,7 +47,8 @@ class FakeClient:
         self.lost: list[Peer] = []
         self.outlooks: list[Outlook] = []
 
-    def tell_lost(self, peer: Peer) -> None:
+    def tell_lost(self, peer: Peer, *, is_settled: bool = False) -> None:
+        assert not is_settled
         self.lost.append(peer)
 
     def tell_outlook(self, outlook: Outlook) -> None:
@@ -78,7 +80,7 @@ class Watched:
         )
         self.client = self.supervisor._client = FakeClient()  # type: ignore[assignment]
         for process in self.supervisor.processes:
-            self.supervisor._spawn(process)
+            self.supervisor.spawn(process)
         self.coordinator, self.one, self.two = self.supervisor.processes
 
     def close(self) -> None:
@@ -214,6 +216,25 @@ async def test_dead_stage_is_told_at_once(watched: Watched) -> None:
     assert watched.two.phase == Phase.READY
 
 
+async def test_inbox_of_the_killed_is_removed(watched: Watched, tmp_path) -> None:
+    """Files of former incarnations would pile up, and a coordinator's would take frames that nobody reads."""
+    watched.make_all_ready()
+    deployment = replace(
+        watched.supervisor.deployment,
+        run_dir=str(tmp_path),
+        coordinator_endpoint=ipc_endpoint(str(tmp_path), "coordinator"),
+    )
+    watched.supervisor._deployment = deployment
+    names = ("coordinator.sock", "llm.0-1.sock", "llm.1-1.sock", "llm.0-99.sock")
+    for name in names:
+        (tmp_path / name).touch()
+
+    watched.child("llm.0").end(-signal.SIGKILL)
+    watched.child("coordinator").end(1)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"llm.1-1.sock", "llm.0-99.sock"}
+
+
 async def test_used_up_restarts_degrade_a_stage_and_end_a_coordinator(monkeypatch) -> None:
     watched = Watched(monkeypatch, max_restarts=0)
     watched.make_all_ready()
@@ -234,7 +255,7 @@ async def test_child_that_can_not_be_started_is_tried_again(watched: Watched, mo
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(supervisor, "Child", refuse)
-    watched.supervisor._spawn(watched.one)
+    watched.supervisor.spawn(watched.one)
 
     assert watched.one.phase == Phase.BACKING_OFF
     assert watched.one.error == "can't be started: Resource temporarily unavailable"
@@ -265,10 +286,10 @@ async def test_coordinator_is_told_what_becomes_of_a_replica(watched: Watched, m
     watched.one.start_s = 2.0
 
     watched.child("llm.0").end(-9)
-    watched.supervisor._spawn(watched.one)
+    watched.supervisor.spawn(watched.one)
 
     assert watched.client.outlooks == [
-        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.5),
+        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.1),
         Outlook("llm.0", "llm", 0, "starting", "", 2.0),
     ]
 
@@ -286,6 +307,20 @@ async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monk
     assert (again.phase, again.reason) == ("degraded", "exit code 70")
     assert 0.0 < again.retry_after_s <= supervisor.DEGRADED_RETRY_S
     watched.close()
+
+
+async def test_coordinator_that_answers_nobody_is_ended_unless_it_has_just_come(watched: Watched) -> None:
+    watched.supervisor._end_silent_coordinator()
+    watched.make_all_ready()
+    watched.supervisor._end_silent_coordinator()
+    assert watched.child("coordinator").signals == []
+
+    assert watched.coordinator.ready_at is not None
+    watched.coordinator.ready_at -= 5.1
+    watched.supervisor._end_silent_coordinator()
+
+    assert watched.child("coordinator").signals == [signal.SIGKILL]
+    assert watched.coordinator.error == "it hung: it answers no heartbeats"
 
 
 async def test_only_replicas_have_an_outlook(watched: Watched) -> None:

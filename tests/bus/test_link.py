@@ -16,7 +16,19 @@ from omni_bus.bus.sockets import SocketLimits
 from omni_bus.errors import BadFrame
 from omni_bus.ids import Peer, Sender
 from omni_bus.wire.codec import Codec
-from omni_bus.wire.frames import Chunk, Close, Goodbye, Mapped, Offer, Open, Release, Route, RouteEdge
+from omni_bus.wire.frames import (
+    Chunk,
+    Close,
+    Confirm,
+    Confirmed,
+    Goodbye,
+    Mapped,
+    Offer,
+    Open,
+    Release,
+    Route,
+    RouteEdge,
+)
 from omni_bus.wire.payloads import KINDS, PAYLOAD_TYPES, Blob, Media, Tensor, Text, Unreadable
 
 if TYPE_CHECKING:
@@ -502,3 +514,72 @@ def test_every_frame_of_an_edge_takes_the_same_lane() -> None:
         assert len({_is_bulky(frame) for frame in frames}) == 1
     assert not _is_bulky(Open(route("tensor"), 5))
     assert not _is_bulky(Goodbye())
+
+
+# --- what has been delivered --------------------------------------------------------------------------------
+
+
+async def test_delivered_comes_after_everything_before_it_on_both_ways(ends: tuple[End, End]) -> None:
+    ann, bob = ends
+    sent = [Chunk("r", 0, seq, Text(str(seq))) for seq in range(2000)]
+    for chunk in sent:
+        ann.link.send(bob.link.me, chunk)
+        ann.link.send(bob.link.me, media(chunk.seq, b"-" * 100))
+
+    assert await ann.link.delivered(LIMIT_S)
+
+    frames = [frame for _, frame in bob.frames]
+    assert [frame for frame in frames if isinstance(frame.payload, Text)] == sent
+    assert len(frames) == 2 * len(sent), "the way for bulky payloads is waited for too"
+
+
+async def test_who_sent_nothing_has_nothing_to_wait_for(ends: tuple[End, End]) -> None:
+    ann, _ = ends
+
+    assert await ann.link.delivered(0.0)
+
+
+async def test_peer_that_is_not_there_is_not_delivered_to(ends: tuple[End, End], tmp_path: Path) -> None:
+    ann, _ = ends
+    ann.link.send(Peer("eve.0", 7, f"ipc://{tmp_path}/nobody"), Goodbye())
+
+    assert not await ann.link.delivered(0.01)
+
+
+async def test_peer_that_is_forgotten_meanwhile_is_not_waited_for(ends: tuple[End, End], tmp_path: Path) -> None:
+    ann, bob = ends
+    gone = Peer("eve.0", 7, f"ipc://{tmp_path}/nobody")
+    ann.link.send(gone, Goodbye())
+    ann.link.send(bob.link.me, Goodbye())
+    waiting = asyncio.create_task(ann.link.delivered(LIMIT_S))
+    await bob.until(lambda: bob.link.statistics().inbox.delivered == 2)
+
+    ann.link.forget(gone)
+
+    assert await waiting
+
+
+async def test_coordinator_confirms_whatever_its_incarnation(ends: tuple[End, End]) -> None:
+    """Its address outlives it, so it is known by name and the incarnation 0."""
+    ann, bob = ends
+    ann.link.send(Peer("bob.0", 0, bob.link.me.endpoint), Goodbye())
+
+    assert await ann.link.delivered(LIMIT_S)
+
+
+async def test_word_of_others_confirms_nothing(ends: tuple[End, End], tmp_path: Path) -> None:
+    ann, bob = ends
+    gone = Peer("eve.0", 7, f"ipc://{tmp_path}/nobody")
+    ann.link.send(gone, Goodbye())
+    waiting = asyncio.create_task(ann.link.delivered(LIMIT_S))
+    await asyncio.sleep(0)
+    bob.link.send(ann.link.me, Confirmed(1))
+    bob.link.send(ann.link.me, Confirmed(99))
+    bob.link.send(ann.link.me, Confirm(5, Peer("eve.0", 7, bob.link.me.endpoint)))  # an answer to who did not ask
+    bob.link.send(ann.link.me, Goodbye())
+    assert isinstance(await ann.next_frame(), Goodbye)
+
+    assert not waiting.done()
+    assert bob.link.statistics().inbox.delivered == 0
+    ann.link.forget(gone)
+    assert await waiting

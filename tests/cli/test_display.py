@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def process(name: str) -> Process:
-    return Process(name, [], num_threads=1, fds=(), max_restarts=1, is_stage=True)
+    return Process(name, [], fds=(), max_restarts=1, is_stage=True)
 
 
 def record(text: str, **fields: object) -> logging.LogRecord:

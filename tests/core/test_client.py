@@ -1,10 +1,21 @@
 import pytest
+from msgspec.structs import replace
 
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Send, Writable
 from omni_bus.core.kept import MAX_KEPT_BYTES
 from omni_bus.core.member import Running, coordinator_peer
-from omni_bus.errors import BadFrame, BadInput, ErrorInfo, Overloaded, StageFailed, StageLost, Unavailable, UnknownName
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    ErrorInfo,
+    LinkBroken,
+    Overloaded,
+    StageFailed,
+    StageLost,
+    Unavailable,
+    UnknownName,
+)
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     Admin,
@@ -28,6 +39,7 @@ from omni_bus.wire.frames import (
 from omni_bus.wire.payloads import Json, Text
 
 COORDINATOR = coordinator_peer("c")
+AGAIN = Submit("r", "p", ("text", "audio"), attempt=1)
 ME = Peer("gateway", 1, "g")
 LLM, VOICE = Peer("llm.0", 2, "l"), Peer("voice.0", 3, "v")
 EDGES = (
@@ -44,7 +56,7 @@ A, B = Text("a"), Text("b")
 @pytest.fixture
 def core() -> ClientCore:
     core = ClientCore(COORDINATOR)
-    core.submit(SUBMIT, {"llm": {"max_tokens": 3}})
+    core.submit(SUBMIT, {"llm": {"max_tokens": 3}}, 0.0)
     return core
 
 
@@ -66,7 +78,7 @@ def ended(effects) -> list:
 def test_submit_goes_to_the_coordinator_and_admit_opens_the_way():
     core = ClientCore(COORDINATOR)
 
-    assert core.submit(SUBMIT, {}) == [Send(COORDINATOR, SUBMIT)]
+    assert core.submit(SUBMIT, {}, 0.0) == [Send(COORDINATOR, SUBMIT)]
     assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == [Admitted("r", ROUTE)]
     assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == []
     assert [each.route for each in core.running] == [ROUTE]
@@ -162,7 +174,7 @@ def test_stage_that_breaks_the_protocol_ends_the_request(running, frame):
     effects = running.on_frame(LLM.sender, frame, 0.0)
 
     (error,) = ended(effects)
-    assert isinstance(error, BadFrame)
+    assert isinstance(error, BadFrame | LinkBroken)
     assert isinstance(effects[-1].frame, Cancel)
 
 
@@ -185,23 +197,57 @@ def test_frames_from_others_than_the_source_are_dropped(running):
 # --- a coordinator that changes -----------------------------------------------------------------------------
 
 
-def test_what_was_not_admitted_ends_retry_safe(core):
-    effects = core.on_coordinator_changed()
+def test_what_was_not_admitted_is_submitted_again(core):
+    assert core.on_coordinator_changed(0.0) == [Send(COORDINATOR, AGAIN)]
 
-    (error,) = ended(effects)
+    assert core.on_frame(COORDINATOR.sender, Admit(ROUTE, 1), 0.0) == [Admitted("r", ROUTE)]
+
+
+@pytest.mark.parametrize("late", [Admit(ROUTE), Reject("r", ErrorInfo("overloaded", "x"))])
+def test_late_answer_of_a_former_coordinator_does_not_count(core, late):
+    """The next one gives its own, perhaps with other replicas: it would wait for them for ever."""
+    core.on_coordinator_changed(0.0)
+
+    assert core.on_frame(COORDINATOR.sender, late, 0.0) == []
+    assert core.num_live == 1
+
+
+def test_time_limit_runs_on_through_attempts():
+    core = ClientCore(COORDINATOR)
+    core.submit(Submit("r", "p", (), timeout_s=10.0), {}, 100.0)
+
+    assert core.on_coordinator_changed(103.0) == [Send(COORDINATOR, Submit("r", "p", (), timeout_s=7.0, attempt=1))]
+    assert core.on_coordinator_changed(105.0) == [Send(COORDINATOR, Submit("r", "p", (), timeout_s=5.0, attempt=2))]
+
+
+def test_successor_that_a_lost_coordinator_did_not_admit_ends_retry_safe(running):
+    running.on_frame(COORDINATOR.sender, Reroute("r", "r.2", ErrorInfo("stage_lost", "x")), 0.0)
+
+    (error,) = ended(running.on_coordinator_changed(1.0))
+
     assert isinstance(error, Unavailable)
     assert error.is_retry_safe
-    assert core.num_live == 0
+
+
+def test_successor_is_admitted_whatever_the_attempt_of_its_predecessor(core):
+    """An adopting coordinator does not know how often the first one was submitted."""
+    core.on_coordinator_changed(0.0)
+    core.on_frame(COORDINATOR.sender, Admit(ROUTE, 1), 0.0)
+    core.on_frame(COORDINATOR.sender, Reroute("r", "r.2", ErrorInfo("stage_lost", "x")), 0.0)
+
+    (admitted, *_) = core.on_frame(COORDINATOR.sender, Admit(replace(ROUTE, request="r.2")), 0.0)
+
+    assert isinstance(admitted, Admitted)
 
 
 def test_admitted_requests_go_on(running):
-    assert running.on_coordinator_changed() == []
+    assert running.on_coordinator_changed(0.0) == []
     assert [each.route for each in running.running] == [ROUTE]
 
 
 def test_admission_that_nobody_waits_for_is_given_back(core):
     """Else the coordinator would keep its place for ever."""
-    core.on_coordinator_changed()
+    core.cancel("r", "changed my mind")
 
     assert core.on_frame(COORDINATOR.sender, Admit(ROUTE), 0.0) == [Send(COORDINATOR, Cancel("r", "no longer wanted"))]
 
@@ -211,9 +257,9 @@ def test_cancel_is_repeated_until_answered(running):
     # A new coordinator learns of it, so that it can cancel it.
     assert [each.route for each in running.running] == [ROUTE]
 
-    assert running.on_coordinator_changed() == [Send(COORDINATOR, Cancel("r", "again"))]
+    assert running.on_coordinator_changed(0.0) == [Send(COORDINATOR, Cancel("r", "again"))]
     running.on_frame(COORDINATOR.sender, Cancelled("r", 1), 0.0)
-    assert running.on_coordinator_changed() == []
+    assert running.on_coordinator_changed(0.0) == []
     assert running.running == ()
 
 
@@ -231,7 +277,7 @@ def test_question_is_answered_once(core):
 def test_question_to_a_lost_coordinator_has_an_answer(core):
     core.admin(4, "status", {})
 
-    (answer,) = (effect for effect in core.on_coordinator_changed() if isinstance(effect, Answered))
+    (answer,) = (effect for effect in core.on_coordinator_changed(0.0) if isinstance(effect, Answered))
 
     assert answer.call == 4
     assert isinstance(answer.error, Unavailable)
@@ -261,10 +307,32 @@ def test_lost_stage_with_output_missing_ends_the_request(running):
     assert effects[-1].frame == Cancel("r", error.message)
 
 
+def test_broken_connection_from_a_stage_ends_what_may_miss_its_last_output(running):
+    open_outputs(running)
+    running.on_frame(LLM.sender, Close("r", 1, 0), 1.0)
+
+    assert running.on_link_broken(LLM) == [], "all of its output is here"
+    effects = running.on_link_broken(VOICE)
+
+    (error,) = ended(effects)
+    assert isinstance(error, LinkBroken)
+    assert error.stage == "voice"
+    assert "voice.0" in error.message
+    assert effects[-1].frame == Cancel("r", error.message)
+
+
+def test_broken_connection_before_any_output_ends_it_too(running):
+    """The stage may have opened and ended the edge, and all of that was lost."""
+    (error,) = ended(running.on_link_broken(LLM))
+
+    assert isinstance(error, LinkBroken)
+
+
 def test_loss_of_a_stranger_changes_nothing(running):
-    running.submit(Submit("waiting", "p", ()), {})
+    running.submit(Submit("waiting", "p", ()), {}, 0.0)
 
     assert running.on_peer_lost(Peer("llm.0", 99, "l")) == []
+    assert running.on_link_broken(Peer("llm.0", 99, "l")) == []
     assert running.num_live == 2
 
 
@@ -296,13 +364,13 @@ def test_admitted_request_goes_on_without_a_coordinator(running):
 def test_silent_coordinator_is_not_asked_until_it_is_heard(core):
     core.on_coordinator_silent()
 
-    (refused,) = core.submit(Submit("s", "p", ()), {})
+    (refused,) = core.submit(Submit("s", "p", ()), {}, 0.0)
     assert (refused.request, type(refused.error)) == ("s", Unavailable)
     (answer,) = core.admin(5, "status", {})
     assert isinstance(answer.error, Unavailable)
 
     core.on_coordinator_heard()
-    assert core.submit(Submit("t", "p", ()), {}) == [Send(COORDINATOR, Submit("t", "p", ()))]
+    assert core.submit(Submit("t", "p", ()), {}, 0.0) == [Send(COORDINATOR, Submit("t", "p", ()))]
 
 
 # --- a replica that is lost before the first output ---------------------------------------------------------
@@ -422,7 +490,7 @@ def test_cancel_reaches_the_successor_before_and_after_its_admission(running):
     assert running.running == ()
 
     again = ClientCore(COORDINATOR)
-    again.submit(SUBMIT, {})
+    again.submit(SUBMIT, {}, 0.0)
     from_coordinator(again, Admit(ROUTE), REROUTE, Admit(ROUTE2))
     assert again.cancel("r", "gone") == [Send(COORDINATOR, Cancel("r.2", "gone"))]
     assert [each.route for each in again.running] == [ROUTE2]
@@ -463,7 +531,7 @@ def test_frames_of_the_former_route_change_nothing(running):
 def test_successor_that_a_lost_coordinator_knew_ends_retry_safe(running):
     from_coordinator(running, REROUTE)
 
-    (error,) = ended(running.on_coordinator_changed())
+    (error,) = ended(running.on_coordinator_changed(0.0))
 
     assert (type(error), error.is_retry_safe) == (Unavailable, True)
 
@@ -471,5 +539,5 @@ def test_successor_that_a_lost_coordinator_knew_ends_retry_safe(running):
 def test_admitted_successor_is_told_to_a_new_coordinator(running):
     from_coordinator(running, REROUTE, Admit(ROUTE2))
 
-    assert running.on_coordinator_changed() == []
+    assert running.on_coordinator_changed(0.0) == []
     assert running.running == (Running(ROUTE2, 5.0),)

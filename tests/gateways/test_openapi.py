@@ -12,7 +12,17 @@ import pytest
 
 from actors.testing import Running, running
 from gateways.openai import operations
-from gateways.openai_answers import ChatCompletion, ChatCompletionChunk, Health, Model, ModelList, Version
+from gateways.openai_answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    File,
+    FileDeleted,
+    FileList,
+    Health,
+    Model,
+    ModelList,
+    Version,
+)
 from gateways.openapi import Answer, Error, Operation, document
 
 if TYPE_CHECKING:
@@ -76,6 +86,19 @@ async def test_answers_are_what_the_document_says() -> None:
     assert chunks.pop() == b"[DONE]"
     for chunk in chunks:
         msgspec.json.decode(chunk, type=ChatCompletionChunk)
+
+
+async def test_answers_about_files_are_what_the_document_says() -> None:
+    form = aiohttp.FormData({"purpose": "user_data"})
+    form.add_field("file", b"hello", filename="a.txt")
+    async with running(SPOKEN.format(gateway="")) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        async with session.post("/v1/files", data=form) as response:
+            made = msgspec.json.decode(await response.read(), type=File)
+        msgspec.json.decode(await get(deployment, "/v1/files?limit=1&order=asc"), type=FileList)
+        msgspec.json.decode(await get(deployment, f"/v1/files/{made.id}"), type=File)
+        async with session.delete(f"/v1/files/{made.id}") as response:
+            msgspec.json.decode(await response.read(), type=FileDeleted)
+        msgspec.json.decode(await get(deployment, f"/v1/files/{made.id}"), type=Error)
 
 
 async def test_sound_in_its_own_field_is_described_too() -> None:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from omni_bus.runtime.signals import ECHO_S, Stop
+from omni_bus.runtime.signals import ECHO_S, RETIRE, Stop
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
 @pytest.fixture
 async def clock_and_stop():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, RETIRE)}
     clock = Clock()
     yield clock, Stop(clock=clock)
     for number, handler in before.items():
@@ -114,3 +114,67 @@ async def test_drain_that_fails_says_so() -> None:
 
     with pytest.raises(RuntimeError, match="no"):
         await stop.drained(drain())
+
+
+# --- only this process is to leave --------------------------------------------------------------------------
+
+
+async def test_retiring_is_a_wish_of_its_own(clock_and_stop) -> None:
+    _, stop = clock_and_stop
+    assert not stop.is_retiring
+
+    os.kill(os.getpid(), RETIRE)
+    await stop.requested.wait()
+
+    assert stop.is_retiring
+    assert not stop.ordered.is_set()
+
+
+async def test_stop_of_all_comes_before_retiring_and_is_not_yet_a_second_wish(clock_and_stop) -> None:
+    _, stop = clock_and_stop
+    os.kill(os.getpid(), RETIRE)
+    await stop.requested.wait()
+
+    stop.request(signal.SIGTERM)
+
+    assert not stop.is_retiring
+    assert not stop.forced.is_set()
+    stop.request(signal.SIGINT)
+    assert stop.forced.is_set()
+
+
+async def test_supervisor_does_not_retire() -> None:
+    assert signal.getsignal(RETIRE) is signal.SIG_DFL
+    Stop(with_interrupt=True)
+
+    assert signal.getsignal(RETIRE) is signal.SIG_DFL
+
+
+async def test_work_goes_on_unless_all_stop(clock_and_stop) -> None:
+    _, stop = clock_and_stop
+    was_cut, has_begun = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            has_begun.set()
+            await asyncio.Event().wait()
+        finally:
+            was_cut.set()
+
+    working = asyncio.create_task(stop.unless_ordered(work()))
+    await has_begun.wait()
+    stop.request(signal.SIGTERM)
+    await working
+    await was_cut.wait()
+
+
+async def test_work_that_is_done_is_not_waited_for_twice_and_its_failure_is_told(clock_and_stop) -> None:
+    _, stop = clock_and_stop
+
+    async def work(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    await stop.unless_ordered(work(None))
+    with pytest.raises(RuntimeError, match="no"):
+        await stop.unless_ordered(work(RuntimeError("no")))

@@ -65,6 +65,7 @@ peers = st.builds(
     st.integers(1, 2),
     st.sampled_from(["a", "a", "a", "b"]),
 )
+replicas = st.sampled_from(["llm.0", "llm.1", "voice.0"])
 requests = st.sampled_from([f"r{i}" for i in range(8)])
 stages = st.sampled_from(["llm", "voice", "", "nowhere"])
 roles = st.sampled_from(["stage", "gateway", "client"])
@@ -102,8 +103,11 @@ class Coordinator(RuleBasedStateMachine):
         for effect in effects:
             match effect:
                 case Send(frame=Admit(route=route)):
-                    assert route.request not in self.routes, "admitted twice"
-                    self.routes[route.request] = route
+                    former = self.routes.setdefault(route.request, route)
+                    assert former == route, "admitted twice"
+                    drained = self.core._administration._arrangement.drained
+                    if former is route:
+                        assert drained.isdisjoint(peer.actor for peer in route.stages.values())
                 case Send(peer=peer, frame=Failed(request=request)):
                     self.ends[request, peer] += 1
                 case Send(frame=Reroute(request=request, successor=successor)):
@@ -193,9 +197,10 @@ class Coordinator(RuleBasedStateMachine):
         timeout_s=st.sampled_from([None, 1.0, 0.0, -3.0]),
         key=callers,
         input_bytes=st.sampled_from([0, 0, 4, 11]),
+        attempt=st.integers(0, 1),
     )
-    def submit(self, peer, request, pipeline, outputs, priority, timeout_s, key, input_bytes):
-        self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s, key, "", input_bytes))
+    def submit(self, peer, request, pipeline, outputs, priority, timeout_s, key, input_bytes, attempt):
+        self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s, key, "", input_bytes, attempt))
 
     @rule(peer=peers, request=requests, error=errors, wait=moments, which=st.integers(0, 5))
     def word_about_any_request(self, peer, request, error, wait, which):
@@ -238,6 +243,38 @@ class Coordinator(RuleBasedStateMachine):
         self.now = max(self.now, self.timers.pop(key) + late_s)
         self.take(self.core.on_timer(key, self.now))
 
+    # --- a supervisor -------------------------------------------------------------------------------------
+
+    @rule(incarnation=st.integers(1, 2))
+    def supervisor_joins(self, incarnation):
+        peer = Peer("supervisor", incarnation, "s")
+        self.frame(peer, Hello(PROTOCOL_VERSION, peer, "supervisor"))
+
+    @rule(
+        incarnation=st.integers(1, 2),
+        drained=st.lists(replicas, max_size=3),
+        returning=st.lists(replicas, max_size=2),
+        is_good=st.integers(0, 9),
+    )
+    def arrange(self, incarnation, drained, returning, is_good):
+        peer = Peer("supervisor", incarnation, "s")
+        args = {"wanted": {"llm": 2}, "drained": drained, "returning": returning}
+        self.frame(peer, Admin(0, "arrange", args if is_good else {"drained": 1}))
+
+    @rule(
+        peer=st.builds(Peer, st.just("supervisor"), st.integers(1, 2), st.just("s")) | peers,
+        actors=st.lists(replicas | st.just("gateway.0"), max_size=2),
+        timeout_s=st.sampled_from([0.0, 2.0, -1.0]),
+        is_forced=st.booleans(),
+    )
+    def drain_actors(self, peer, actors, timeout_s, is_forced):
+        self.frame(peer, Admin(0, "drain", {"actors": actors, "timeout_s": timeout_s, "is_forced": is_forced}))
+
+    @rule(incarnation=st.integers(1, 2), peer=peers, is_settled=st.booleans())
+    def replica_retires(self, incarnation, peer, is_settled):
+        self.frame(peer, Goodbye("retired", is_settled))
+        self.frame(Peer("supervisor", incarnation, "s"), Lost(peer, is_settled))
+
     @rule(number=st.integers(0, 19))
     def drain_or_cut(self, number):
         if number == 0:
@@ -266,11 +303,11 @@ class Coordinator(RuleBasedStateMachine):
             assert admission._queued.keys() == queued
             assert admission._in_flight.keys() == mine.keys() - queued - recovering
             counts = admission.counts
-            assert counts.queued <= counts.max_queued + sum(mine[r].recover_by is not None for r in queued)
+            assert counts.queued <= counts.max_queued + sum(mine[r].is_back for r in queued)
             assert counts.in_flight <= counts.max_in_flight + sum(e.is_adopted for e in mine.values())
             assert counts.queued_bytes == sum(mine[r].submit.input_bytes for r in queued)
             assert counts.queued_bytes <= counts.max_queued_bytes + sum(
-                mine[r].submit.input_bytes for r in queued if mine[r].recover_by is not None
+                mine[r].submit.input_bytes for r in queued if mine[r].is_back
             )
 
     @invariant()
@@ -281,7 +318,7 @@ class Coordinator(RuleBasedStateMachine):
             num_queued = sum(e.state is State.QUEUED for e in mine)
             assert (row["in_flight"], row["queued"]) == (len(mine) - num_queued, num_queued)
             quota = QUOTAS.get(row["caller"], Quota())
-            num_back = sum(e.state is State.QUEUED and e.recover_by is not None for e in mine)
+            num_back = sum(e.state is State.QUEUED and e.is_back for e in mine)
             assert quota.max_queued is None or num_queued <= quota.max_queued + num_back
             num_adopted = sum(e.is_adopted for e in mine)
             assert quota.max_in_flight is None or row["in_flight"] <= quota.max_in_flight + num_adopted
@@ -298,7 +335,7 @@ class Coordinator(RuleBasedStateMachine):
     @invariant()
     def running_requests_are_bound_and_ending_ones_have_a_timer(self):
         for request, entry in self.core._requests.items():
-            if entry.state in (State.QUEUED, State.RECOVERING):
+            if entry.state in (State.QUEUED, State.HELD, State.RECOVERING):
                 assert entry.route is None
                 assert not entry.pending
             else:
@@ -307,12 +344,29 @@ class Coordinator(RuleBasedStateMachine):
                 assert ("cancel", request) in self.timers
 
     @invariant()
+    def waiting_for_a_replica_are_those_that_may_get_one(self):
+        core = self.core
+        held = {request for request, entry in core._requests.items() if entry.state is State.HELD}
+        assert core._held.keys() == held
+        for request in held:
+            edges = core._requests[request].edges
+            stages = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}
+            assert any(core._administration.is_coming_back(stage) for stage in stages)
+
+    @invariant()
+    def drains_have_timers_and_are_over_when_nothing_is_left(self):
+        drains = self.core._administration._drains
+        assert {("drain", number) for number in drains} == {key for key in self.timers if key[0] == "drain"}
+        for drain in drains.values():
+            assert any(self.core._outstanding(name) for name in drain.args.actors)
+
+    @invariant()
     def who_waits_for_a_replica_has_a_timer_and_a_reason(self):
         recovering = {r: e for r, e in self.core._requests.items() if e.state is State.RECOVERING}
         assert self.core._recovery._waiting == recovering
         for request, entry in recovering.items():
             assert ("recover", request) in self.timers
-            assert any(not self.core._membership.replicas(stage) for stage in needed_stages(entry.edges))
+            assert any(not self.core._bindable(stage) for stage in needed_stages(entry.edges))
 
     @invariant()
     def each_request_has_at_most_one_successor(self):
@@ -345,4 +399,4 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
-TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
+TestCoordinator.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

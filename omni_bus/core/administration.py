@@ -1,0 +1,237 @@
+"""Drain, restart and scale as the coordinator sees them: which replicas get nothing new, and who still has work.
+
+The supervisor keeps the `Arrangement`, tells each change of it, and gives a new coordinator the whole of it; so a
+drained replica stays drained when the coordinator or the replica itself is restarted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omni_bus.core.absence import RESTARTING
+from omni_bus.core.admission import RETRY_AFTER_S
+from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
+from omni_bus.errors import BadInput, Unavailable
+from omni_bus.wire.frames import AdminReply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+
+    from omni_bus.core.membership import Actor
+    from omni_bus.core.pipeline import Pipeline
+    from omni_bus.ids import Peer
+    from omni_bus.wire.frames import Route
+
+CUT_S = 2.0
+"""Stages that were told to let go of a request have done so within this, or the answer says that they have not."""
+
+
+class Arrangement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the deployment's stages are meant to be at the moment."""
+
+    wanted: dict[str, int] = {}
+    """Replicas of each stage."""
+    drained: frozenset[str] = frozenset()
+    """Replicas, as ``llm.0``, that get nothing new; what they work on goes on."""
+    returning: frozenset[str] = frozenset()
+    """Replicas that are being restarted: where a stage has no other one, its requests wait instead of being refused."""
+
+
+class DrainArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of ``drain``: answer once these actors work on nothing, or after the time, or cut what is left."""
+
+    actors: tuple[str, ...]
+    timeout_s: float
+    is_forced: bool = False
+
+
+class _Drain(msgspec.Struct):
+    """One wait for actors to have nothing left."""
+
+    asker: Peer
+    call: int
+    args: DrainArgs
+    has_cut: bool = False
+
+
+class Administration:
+    """The arrangement, and the waits for actors to have nothing left.
+
+    Args:
+        arrangement: as it is when the coordinator starts.
+        awaited: replicas that served under a former coordinator and have not said hello to this one.
+    """
+
+    def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = ()) -> None:
+        self._arrangement = arrangement
+        self._awaited = set(awaited)
+        self._drains: dict[str, _Drain] = {}
+        self._num_drains = 0
+
+    # --- which replicas may be bound ----------------------------------------------------------------------
+
+    def bindable(self, replicas: Iterable[Actor]) -> list[Actor]:
+        """Return the ready replicas that may get new requests."""
+        return [actor for actor in replicas if actor.peer.actor not in self._arrangement.drained]
+
+    def is_drained(self, replica: str) -> bool:
+        """Whether a replica is kept from new requests."""
+        return replica in self._arrangement.drained
+
+    def is_returning(self, replica: str) -> bool:
+        """Whether a replica is being restarted."""
+        return replica in self._arrangement.returning
+
+    def is_awaited(self, stage: str) -> bool:
+        """Whether replicas of the stage have yet to say hello to this new coordinator.
+
+        Before that it knows neither where they are nor how much they have to do.
+        """
+        return any(stage_of(name) == stage for name in self._awaited)
+
+    def is_awaited_itself(self, replica: str) -> bool:
+        """Whether this very replica has yet to say hello, and so may have any number of requests."""
+        return replica in self._awaited
+
+    def is_coming_back(self, stage: str) -> bool:
+        """Whether a replica of the stage is being restarted."""
+        return any(stage_of(name) == stage for name in self._arrangement.returning)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether replicas are awaited at all."""
+        return bool(self._awaited)
+
+    def heard_of(self, name: str) -> None:
+        """A replica said hello."""
+        self._awaited.discard(name)
+
+    def give_up(self) -> None:
+        """Who has not said hello by now is gone."""
+        self._awaited.clear()
+
+    def arrange(self, args: dict[str, Any]) -> None:
+        """Take a new arrangement.
+
+        Raises:
+            BadInput: it is malformed.
+        """
+        self._arrangement = _convert(args, Arrangement, "arrange")
+
+    # --- what is told of it -------------------------------------------------------------------------------
+
+    def describe(self, actor: Actor, outstanding: int) -> dict[str, Any]:
+        """Return what a row about a stage's replica says beside its own word."""
+        if actor.role != "stage":
+            return {}
+        fields = self.marks(actor.peer.actor, actor.stage)
+        if fields["is_drained"] and actor.is_ready:
+            fields["phase"] = "draining" if outstanding else "drained"
+        return fields
+
+    def marks(self, replica: str, stage: str) -> dict[str, Any]:
+        """Return what every row about a replica says, whether it is here or not."""
+        wanted = self._arrangement.wanted
+        return {"is_drained": self.is_drained(replica), **({"wanted": wanted[stage]} if stage in wanted else {})}
+
+    def unheard(self, known: Container[str]) -> list[dict[str, Any]]:
+        """Return a row for each wanted replica of which nothing was heard."""
+        return [
+            {
+                "actor": f"{stage}.{replica}",
+                "role": "stage",
+                "stage": stage,
+                "replica": replica,
+                "phase": RESTARTING if self.is_returning(f"{stage}.{replica}") else "down",
+                "fraction": 0.0,
+                "is_ready": False,
+                "is_live": False,
+                "elapsed_s": None,
+            }
+            for stage, wanted in self._arrangement.wanted.items()
+            for replica in range(wanted)
+            if f"{stage}.{replica}" not in known
+        ]
+
+    # --- waiting for actors to have nothing left ----------------------------------------------------------
+
+    def drain(self, asker: Peer, call: int, args: dict[str, Any], now: float) -> list[Common]:
+        """Begin a wait; `settled` ends it.
+
+        Raises:
+            BadInput: the arguments are malformed.
+        """
+        wanted = _convert(args, DrainArgs, "drain")
+        if not 0 <= wanted.timeout_s < float("inf"):
+            raise BadInput(f"timeout_s: {wanted.timeout_s} came (allowed: seconds, at least 0)", field="timeout_s")
+        self._num_drains += 1
+        self._drains[str(self._num_drains)] = _Drain(asker, call, wanted)
+        return [SetTimer(("drain", str(self._num_drains)), now + wanted.timeout_s)]
+
+    def settled(self, outstanding: Callable[[str], int]) -> list[Common]:
+        """Answer the waits that are over; cheap where there are none.
+
+        Args:
+            outstanding: requests that an actor takes part in, by its name.
+        """
+        effects: list[Common] = []
+        for number, drain in list(self._drains.items()):
+            if not any(outstanding(name) for name in drain.args.actors):
+                effects += self._answer(number, {})
+        return effects
+
+    def on_timer(self, number: str, outstanding: Callable[[str], int], now: float) -> tuple[list[Common], list[str]]:
+        """A wait's time is over: answer with what is left, or say whose requests must be cut for it to end."""
+        drain = self._drains.get(number)
+        if drain is None:
+            return [], []
+        left = {name: count for name in drain.args.actors if (count := outstanding(name))}
+        if drain.args.is_forced and not drain.has_cut and left:
+            drain.has_cut = True
+            return [SetTimer(("drain", number), now + CUT_S)], list(left)
+        return self._answer(number, left), []
+
+    def forget(self, asker: Peer) -> list[Common]:
+        """Whoever waited is gone."""
+        numbers = [number for number, drain in self._drains.items() if drain.asker == asker]
+        for number in numbers:
+            del self._drains[number]
+        return [DropTimer(("drain", number)) for number in numbers]
+
+    @property
+    def num_drains(self) -> int:
+        """Waits that are not over."""
+        return len(self._drains)
+
+    def _answer(self, number: str, left: dict[str, int]) -> list[Common]:
+        drain = self._drains.pop(number)
+        result = {"outstanding": left, "has_cut": drain.has_cut}
+        return [DropTimer(("drain", number)), Send(drain.asker, AdminReply(drain.call, result))]
+
+
+def stage_of(replica: str) -> str:
+    """Return the stage of a replica's name: ``llm`` of ``llm.0``."""
+    return replica.rpartition(".")[0]
+
+
+def error_for_cut(name: str, route: Route | None, pipeline: Pipeline) -> Unavailable:
+    """Return the error of a request that ends because an actor is taken out of service before it is done.
+
+    A retry is safe where none of the request's stages does work that must not be repeated.
+    """
+    stages = () if route is None else route.stages
+    return Unavailable(
+        f"'{name}' is taken out of service, and the time for what it works on is over",
+        stage=stage_of(name) if stage_of(name) in stages else "",
+        is_retry_safe=not pipeline.non_idempotent.intersection(stages),
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def _convert(args: dict[str, Any], kind: Any, op: str) -> Any:
+    try:
+        return msgspec.convert(args, kind)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"operation '{op}': {error}", field="args") from error

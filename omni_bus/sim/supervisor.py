@@ -1,0 +1,261 @@
+"""The supervisor of a virtual deployment: it tells who died, and drains, restarts and scales replicas over the bus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from omni_bus.core.administration import Arrangement
+from omni_bus.core.client import ClientCore
+from omni_bus.core.effects import Answered
+from omni_bus.core.member import Member, coordinator_peer
+from omni_bus.errors import Unavailable
+from omni_bus.sim.ledger import Violation
+from omni_bus.sim.processes import MEMBER_FRAMES, MemberProcess, StageProcess
+from omni_bus.wire.frames import Introduce, Lost, Outlook
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from omni_bus.core.effects import ClientEffect, TimerKey
+    from omni_bus.ids import Sender
+    from omni_bus.sim.processes import Process
+    from omni_bus.sim.scenario import OperationPlan
+    from omni_bus.sim.world import World
+    from omni_bus.wire.frames import AnyFrame
+
+
+class _Ask(msgspec.Struct):
+    """Wait for the coordinator's answer, whichever coordinator gives it."""
+
+    op: str
+    args: dict[str, Any] = {}
+
+
+class _Leave(msgspec.Struct):
+    """Have a replica retire, and wait until it is gone."""
+
+    process: StageProcess
+
+
+class _Ready(msgspec.Struct):
+    """Wait until the coordinator calls a replica ready (True) or it has died (False)."""
+
+    name: str
+
+
+class _Pause(msgspec.Struct):
+    """Wait for virtual seconds."""
+
+    seconds: float
+
+
+_Steps: TypeAlias = "Generator[_Ask | _Leave | _Ready | _Pause, Any, None]"
+
+
+class SupervisorProcess(MemberProcess):
+    """Carries out the planned operations, one after the other. It never dies itself: all would with it."""
+
+    def __init__(self, world: World, plans: list[OperationPlan]) -> None:
+        super().__init__(world, "supervisor")
+        coordinator = coordinator_peer("sim://coordinator")
+        self.core = ClientCore(coordinator)
+        self.member = Member(self.peer, "supervisor", coordinator)
+        self.arrangement = Arrangement({stage: plan.replicas for stage, plan in world.scenario.stages.items()})
+        self.kept_free: set[str] = set()
+        """Replicas that the coordinator has confirmed to give nothing new."""
+        self.num_done = 0
+        self._plans = list(plans)
+        self._outlooks: dict[str, Outlook] = {}
+        self._steps: _Steps | None = None
+        self._awaited: _Ask | _Leave | _Ready | _Pause | None = None
+        self._num_calls = 0
+        self._unanswered: _Ask | None = None
+        """What is asked again once a coordinator says something."""
+
+    def start(self) -> None:
+        """Say hello, and begin when the first operation is due."""
+        super().start()
+        self._next()
+
+    def successor(self) -> Process:
+        """Nobody survives a supervisor."""
+        raise Violation("a supervisor has no successor")
+
+    def _next(self) -> None:
+        if self._plans:
+            plan = self._plans.pop(0)
+            self.world.after(max(0.0, plan.at_s - self.world.now), self._begin, plan)
+
+    def _begin(self, plan: OperationPlan) -> None:
+        if not self.world.is_up:  # a deployment that starts takes no orders
+            self.world.after(0.05, self._begin, plan)
+            return
+        self.world.trace(f"   begins {plan} as", self)
+        self._steps = self._restart(plan) if plan.kind == "restart" else self._drain(plan)
+        if plan.kind == "scale_down":
+            self._steps = self._scale_down(plan)
+        self._advance(None)
+
+    def _advance(self, value: Any) -> None:
+        assert self._steps is not None
+        self.world.faults.last_at = self.world.now
+        try:
+            self._awaited = self._steps.send(value)
+        except StopIteration:
+            self._steps = self._awaited = None
+            self.num_done += 1
+            self._next()
+            return
+        match self._awaited:
+            case _Ask():
+                self._ask(self._awaited)
+            case _Leave(process=process):
+                process.retire(self._left)
+            case _Pause(seconds=seconds):
+                self.world.after(seconds, self._advance, None)
+            case _Ready():
+                pass
+
+    def _left(self, process: StageProcess) -> None:
+        self.carry(self.member.lost(process.peer, is_settled=process.has_retired))
+        if process.has_retired:
+            self._tell(Outlook(process.name, process.stage, process.replica, "stopped"))
+        self._advance(None)
+
+    def _tell(self, outlook: Outlook) -> None:
+        self._outlooks[outlook.actor] = outlook
+        self.carry(self.member.outlook(outlook))
+
+    def on_ready(self, name: str) -> None:
+        """The coordinator calls a replica ready."""
+        if isinstance(self._awaited, _Ready) and self._awaited.name == name:
+            self.world.after(0.0, self._advance, True)
+            self._awaited = None
+
+    def on_exit(self, process: Process, phase: str, retry_after_s: float) -> None:
+        """A process has died."""
+        name = process.name
+        if process is not self.world.coordinator:
+            self.carry(self.member.lost(process.peer))
+        if isinstance(process, StageProcess):
+            self._tell(Outlook(name, process.stage, process.replica, phase, "it died", retry_after_s))
+        self.kept_free.discard(name)
+        if isinstance(self._awaited, _Ready) and self._awaited.name == name:
+            self.world.after(0.0, self._advance, False)
+            self._awaited = None
+
+    # --- operations, as `actors.operations` does them -----------------------------------------------------
+
+    def _arrange(self, **changes: Any) -> _Ask:
+        self.arrangement = replace(self.arrangement, **changes)
+        return _Ask("arrange", msgspec.to_builtins(self.arrangement))
+
+    def _drain(self, plan: OperationPlan) -> _Steps:
+        name = f"{plan.stage}.{plan.replica}"
+        yield self._arrange(drained=self.arrangement.drained | {name})
+        self.kept_free.add(name)
+        yield _Pause(plan.timeout_s)
+        self.kept_free.discard(name)
+        yield self._arrange(drained=self.arrangement.drained - {name})
+
+    def _restart(self, plan: OperationPlan) -> _Steps:
+        name = f"{plan.stage}.{plan.replica}"
+        yield self._arrange(drained=self.arrangement.drained | {name}, returning=self.arrangement.returning | {name})
+        is_gone = yield from self._empty(name, plan)
+        yield self._arrange(drained=self.arrangement.drained - {name})
+        if is_gone:
+            self.world.add(self.world.processes[name].successor())
+            yield _Ready(name)
+        yield self._arrange(returning=self.arrangement.returning - {name})
+
+    def _scale_down(self, plan: OperationPlan) -> _Steps:
+        wanted = self.arrangement.wanted
+        number = wanted[plan.stage] - 1
+        if number < 1:
+            return
+        name = f"{plan.stage}.{number}"
+        yield self._arrange(wanted={**wanted, plan.stage: number}, drained=self.arrangement.drained | {name})
+        if not (yield from self._empty(name, plan)):
+            wanted = {**self.arrangement.wanted, plan.stage: number + 1}
+        else:
+            wanted = self.arrangement.wanted
+        yield self._arrange(wanted=wanted, drained=self.arrangement.drained - {name})
+
+    def _empty(self, name: str, plan: OperationPlan) -> Generator[_Ask | _Leave, Any, bool]:
+        """Have a replica finish and leave; False if it had not finished in time, or was dead already."""
+        self.kept_free.add(name)
+        args = {"actors": [name], "timeout_s": plan.timeout_s, "is_forced": plan.is_forced}
+        answer = yield _Ask("drain", args)
+        process = self.world.processes[name]
+        assert isinstance(process, StageProcess)
+        # One whose engine is stuck was given up with all that it had, and is ended as such.
+        is_empty = process.is_alive and not answer["outstanding"] and not process.has_stalled
+        if is_empty:
+            yield _Leave(process)
+        self.kept_free.discard(name)
+        return is_empty
+
+    # --- the bus ------------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
+        """Take a frame."""
+        if not isinstance(frame, MEMBER_FRAMES):
+            self.carry(self.core.on_frame(sender, frame, self.world.now))  # pyright: ignore[reportArgumentType]
+            return
+        self.core.on_coordinator_heard()
+        self.carry(self.member.on_frame(frame, self.world.now))
+        unanswered, self._unanswered = self._unanswered, None
+        if isinstance(frame, Introduce):
+            self.carry(self.core.on_coordinator_changed(self.world.now))
+            for outlook in self._outlooks.values():
+                if not self.world.processes[outlook.actor].is_alive:
+                    self.carry(self.member.outlook(outlook))
+        elif isinstance(frame, Lost):
+            process = self.world.processes.get(frame.peer.actor)
+            if isinstance(process, StageProcess) and process.peer == frame.peer and process.has_stalled:
+                self.world.faults.end_stalled(process)
+        if unanswered is not None:
+            self._ask(unanswered)
+
+    def on_timer(self, key: TimerKey) -> None:
+        """Take a timer."""
+        super().on_timer(key)
+        if self.member.is_coordinator_silent:
+            self.carry(self.core.on_coordinator_silent())
+
+    def _ask(self, ask: _Ask) -> None:
+        self._num_calls += 1
+        self.carry(self.core.admin(self._num_calls, ask.op, ask.args))
+
+    def _carry_own(self, effect: ClientEffect) -> None:
+        if not isinstance(effect, Answered):
+            raise Violation(f"a supervisor has no request: {effect}")
+        if effect.call != self._num_calls or not isinstance(self._awaited, _Ask):
+            raise Violation(f"nobody asked {effect}")
+        if isinstance(effect.error, Unavailable):
+            self._unanswered = self._awaited
+        elif effect.error is not None:
+            raise Violation(f"an operation was refused: {effect.error}")
+        else:
+            self._advance(effect.result)
+
+    def check_admission(self, stages: dict[str, Any]) -> None:
+        """Check a new binding.
+
+        Raises:
+            Violation: a replica is bound that the coordinator has confirmed to keep free.
+        """
+        for peer in stages.values():
+            if peer.actor in self.kept_free:
+                raise Violation(f"{peer.actor} is drained and was bound")
+
+    def held(self) -> str:
+        """Tell what is held; empty for nothing."""
+        if self._steps is not None or self._plans:
+            return f"supervisor waits for {self._awaited}, has {len(self._plans)} plans left"
+        if self.arrangement.drained or self.arrangement.returning:
+            return f"supervisor has {self.arrangement} left"
+        return self._held_timers()

@@ -1,0 +1,450 @@
+"""Drained and returning replicas, and coordinators that come after others: no request is lost by any of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_bus.core.administration import CUT_S, Arrangement
+from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.effects import DropTimer, Send, SetTimer
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import (
+    PROTOCOL_VERSION,
+    Admin,
+    AdminReply,
+    Admit,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Outlook,
+    Pong,
+    Ready,
+    Reject,
+    Reroute,
+    Route,
+    RouteEdge,
+    Submit,
+)
+
+EDGES = (
+    RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
+    RouteEdge("llm", "text", "out", "text", "text", 4, 4096),
+    RouteEdge("llm", "text", "voice", "text", "text", 4, 4096),
+    RouteEdge("voice", "audio", "out", "audio", "text", 4, 4096),
+)
+
+
+def peer(name: str, incarnation: int = 1) -> Peer:
+    return Peer(name, incarnation, f"{name}-{incarnation}")
+
+
+LLM, LLM_1, VOICE = peer("llm.0"), peer("llm.1"), peer("voice.0")
+GATEWAY, SUPERVISOR = peer("gateway.0"), peer("supervisor")
+PATIENCE_S = 5.0
+
+
+class Deployment:
+    """A coordinator with two replicas of llm and one of voice."""
+
+    def __init__(self, *, awaited=(), max_in_flight=8, max_queued=2, arrangement=None, non_idempotent=frozenset()):
+        pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued)
+        self.core = CoordinatorCore(
+            peer("coordinator"), {"chat": pipeline}, arrangement=arrangement or Arrangement(), awaited=awaited
+        )
+        self.now = 0.0
+        self.sent: list[Send] = []
+        self.timers: dict[tuple[str, str], float] = {}
+        self.calls = 0
+        self.take(self.core.start(0.0))
+
+    def take(self, effects) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self.sent.append(effect)
+                case SetTimer(key=key, at=at):
+                    self.timers[key] = at
+                case DropTimer(key=key):
+                    self.timers.pop(key, None)
+                case _:
+                    pass
+
+    def say(self, sender: Peer, frame) -> None:
+        self.take(self.core.on_frame(sender.sender, frame, self.now))
+
+    def join(self, *peers: Peer, is_ready=True, live: tuple[Route, ...] = ()) -> None:
+        for who in peers:
+            stage, _, number = who.actor.rpartition(".")
+            role: Any = {"": "supervisor", "gateway": "gateway"}.get(stage, "stage")
+            stage = stage if role == "stage" else ""
+            self.say(who, Hello(PROTOCOL_VERSION, who, role, stage, int(number) if stage else 0, is_ready, live))
+
+    def join_all(self) -> None:
+        self.join(LLM, LLM_1, VOICE, GATEWAY, SUPERVISOR)
+
+    def arrange(self, **args) -> None:
+        self.admin("arrange", **args)
+        assert self.reply() is None
+
+    def admin(self, op: str, *, by: Peer = SUPERVISOR, **args) -> None:
+        self.calls += 1
+        self.say(by, Admin(self.calls, op, args))
+
+    def reply(self, to: Peer = SUPERVISOR) -> Any:
+        (found,) = self.to(to, AdminReply)
+        return found.result
+
+    def submit(self, *requests: str, outputs=("text",), **fields) -> None:
+        for request in requests:
+            self.say(GATEWAY, Submit(request, "chat", outputs, **fields))
+
+    def to(self, who: Peer, kind: type) -> list[Any]:
+        """Take the frames of a kind that were sent to somebody since the last call."""
+        found = [send for send in self.sent if send.peer == who and isinstance(send.frame, kind)]
+        self.sent = [send for send in self.sent if send not in found]
+        return [send.frame for send in found]
+
+    def bound(self) -> dict[str, list[str]]:
+        """Take the admissions since the last call: request and replicas."""
+        return {
+            admit.route.request: [replica.actor for replica in admit.route.stages.values()]
+            for admit in self.to(GATEWAY, Admit)
+        }
+
+    def rejected(self) -> dict[str, str]:
+        return {reject.request: reject.error.message for reject in self.to(GATEWAY, Reject)}
+
+    def is_due(self, key: tuple[str, str]) -> None:
+        self.now = self.timers.pop(key)
+        self.take(self.core.on_timer(key, self.now))
+
+    def is_clean(self) -> bool:
+        core = self.core
+        counts = core._admission["chat"].counts
+        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
+
+
+@pytest.fixture
+def up() -> Deployment:
+    deployment = Deployment()
+    deployment.join_all()
+    return deployment
+
+
+# --- drained replicas ---------------------------------------------------------------------------------------
+
+
+def test_drained_replica_gets_nothing_new_and_keeps_what_it_has(up):
+    up.submit("a", "b")
+    assert up.bound() == {"a": ["llm.0"], "b": ["llm.1"]}
+    up.arrange(drained=["llm.0"])
+    up.submit("c", "d")
+
+    assert up.bound() == {"c": ["llm.1"], "d": ["llm.1"]}
+    assert up.to(LLM, Cancel) == []
+    up.say(LLM, Done("a"))
+    assert up.to(GATEWAY, Failed) == []
+
+
+def test_drain_is_answered_when_nothing_is_outstanding(up):
+    up.submit("a", "b")
+    up.arrange(drained=["llm.0"])
+    up.admin("drain", actors=["llm.0"], timeout_s=9.0)
+    assert up.to(SUPERVISOR, AdminReply) == []
+
+    up.say(LLM_1, Done("b"))
+    assert up.to(SUPERVISOR, AdminReply) == []
+    up.say(LLM, Done("a"))
+
+    assert up.reply() == {"outstanding": {}, "has_cut": False}
+    assert up.is_clean()
+
+
+def test_drain_of_who_has_nothing_or_is_not_here_is_answered_at_once(up):
+    for name in ("llm.0", "llm.7", "gateway.0"):
+        up.admin("drain", actors=[name], timeout_s=9.0)
+        assert up.reply() == {"outstanding": {}, "has_cut": False}
+
+
+def test_drain_says_at_its_end_how_many_are_left(up):
+    up.submit("a", "b", "c")
+    up.admin("drain", actors=["llm.0"], timeout_s=9.0)
+    up.is_due(("drain", "1"))
+
+    assert up.reply() == {"outstanding": {"llm.0": 2}, "has_cut": False}
+    assert up.to(LLM, Cancel) == []
+
+
+@pytest.mark.parametrize(("non_idempotent", "is_safe"), [(frozenset(), True), (frozenset({"llm"}), False)])
+def test_forced_drain_cuts_only_what_is_left_there(non_idempotent, is_safe):
+    deployment = Deployment(non_idempotent=non_idempotent)
+    deployment.join_all()
+    deployment.submit("a", "b")
+    deployment.admin("drain", actors=["llm.0"], timeout_s=9.0, is_forced=True)
+    deployment.is_due(("drain", "1"))
+
+    (failed,) = deployment.to(GATEWAY, Failed)
+    assert (failed.request, failed.error.code, failed.error.is_retry_safe) == ("a", "unavailable", is_safe)
+    assert deployment.to(SUPERVISOR, AdminReply) == [], "the stage has not let go yet"
+    deployment.say(LLM, Cancelled("a", 1))
+    assert deployment.reply() == {"outstanding": {}, "has_cut": True}
+    deployment.say(LLM_1, Done("b"))
+    assert deployment.is_clean()
+
+
+def test_forced_drain_of_a_stage_that_hangs_has_an_end(up):
+    up.submit("a")
+    up.admin("drain", actors=["llm.0"], timeout_s=9.0, is_forced=True)
+    up.is_due(("drain", "1"))
+    assert up.timers["drain", "1"] == 9.0 + CUT_S
+    up.is_due(("drain", "1"))
+
+    assert up.reply() == {"outstanding": {"llm.0": 1}, "has_cut": True}
+
+
+def test_gateway_is_drained_of_its_requests(up):
+    up.submit("a")
+    up.admin("drain", actors=["gateway.0"], timeout_s=9.0, is_forced=True)
+    up.is_due(("drain", "1"))
+
+    assert [failed.request for failed in up.to(GATEWAY, Failed)] == ["a"]
+    assert up.reply() == {"outstanding": {}, "has_cut": True}
+
+
+def test_drained_stage_is_refused_at_once_and_served_again_when_undone(up):
+    up.arrange(drained=["llm.0", "llm.1"])
+    up.submit("a")
+    assert up.rejected() == {"a": "stage 'llm' has no replica that can serve (llm.0: drained; llm.1: drained)"}
+
+    up.arrange()
+    up.submit("b")
+    assert up.bound() == {"b": ["llm.0"]}
+
+
+def test_only_a_supervisor_drains(up):
+    for op in ("arrange", "drain"):
+        up.admin(op, by=GATEWAY)
+        (reply,) = up.to(GATEWAY, AdminReply)
+        assert (reply.error.code, reply.error.field) == ("bad_input", "op")
+
+
+def test_malformed_operation_is_answered(up):
+    up.admin("arrange", drained="llm.0")
+
+    (reply,) = up.to(SUPERVISOR, AdminReply)
+    assert reply.error.code == "bad_input"
+
+
+def test_drain_of_a_supervisor_that_is_gone_leaves_no_timer(up):
+    up.submit("a")
+    up.admin("drain", actors=["llm.0"], timeout_s=9.0)
+    up.say(SUPERVISOR, Goodbye())
+    up.say(LLM, Done("a"))
+
+    assert up.is_clean()
+
+
+def test_health_and_status_tell_of_it(up):
+    up.submit("a")
+    up.arrange(wanted={"llm": 3, "voice": 1}, drained=["llm.0", "llm.1"], returning=["llm.2"])
+    up.admin("health", by=GATEWAY)
+    up.admin("status", by=GATEWAY)
+    for who in (LLM, LLM_1, VOICE):
+        up.say(who, Pong(1))
+
+    status, health = (reply.result for reply in up.to(GATEWAY, AdminReply))
+    for rows in (status["actors"], health):
+        found = {row["actor"]: (row["phase"], row["is_drained"], row["wanted"]) for row in rows if row["stage"]}
+        assert found == {
+            "llm.0": ("draining", True, 3),
+            "llm.1": ("drained", True, 3),
+            "llm.2": ("restarting", False, 3),
+            "voice.0": ("ready", False, 1),
+        }
+
+
+# --- replicas that come back --------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_the_only_replica_while_it_restarts(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    up.submit("a", "b", outputs=("audio",))
+    up.submit("c")
+    assert up.bound() == {"c": ["llm.0"]}, "who needs no voice does not wait"
+    up.say(VOICE, Goodbye(is_settled=True))
+    up.arrange(returning=["voice.0"])
+    again = peer("voice.0", 2)
+    up.join(again, is_ready=False)
+    assert (up.bound(), up.rejected()) == ({}, {})
+
+    up.say(again, Ready())
+
+    assert up.bound() == {"a": ["llm.1", "voice.0"], "b": ["llm.0", "voice.0"]}
+    assert up.core.num_live == 3
+
+
+def test_those_that_wait_are_bound_by_priority(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    for request, priority in (("a", 0), ("b", 1), ("c", 0)):
+        up.submit(request, outputs=("audio",), priority=priority)
+    up.arrange()
+
+    assert list(up.bound()) == ["b", "a", "c"]
+
+
+def test_another_replica_serves_while_one_restarts(up):
+    up.arrange(drained=["llm.0"], returning=["llm.0"])
+    up.submit("a", "b")
+
+    assert up.bound() == {"a": ["llm.1"], "b": ["llm.1"]}
+
+
+def test_after_a_restart_that_fails_nobody_waits_for_long(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    up.submit("a", "b", outputs=("audio",))
+    up.say(VOICE, Goodbye(is_settled=True))
+    up.say(SUPERVISOR, Outlook("voice.0", "voice", 0, "backing off", "it died", 0.5))
+    up.arrange()
+    assert up.rejected() == {}
+    up.submit("c", outputs=("audio",))
+    assert "voice.0: backing off, it died" in up.rejected()["c"]
+
+    up.say(SUPERVISOR, Outlook("voice.0", "voice", 0, "degraded", "it died"))
+
+    assert up.rejected().keys() == {"a", "b"}
+    assert up.is_clean()
+
+
+def test_those_that_wait_are_bounded_by_the_limits():
+    deployment = Deployment(max_in_flight=2, max_queued=1)
+    deployment.join_all()
+    deployment.arrange(returning=["llm.0", "llm.1"], drained=["llm.0", "llm.1"])
+    deployment.submit("a", "b", "c", "d")
+    assert "is busy" in deployment.rejected()["d"]
+    assert deployment.core._admission["chat"].counts[:3:2] == (2, 1)
+
+    deployment.arrange()
+    assert list(deployment.bound()) == ["a", "b"]
+    deployment.say(LLM, Done("a"))
+    assert list(deployment.bound()) == ["c"]
+
+
+def test_deadline_cancel_and_leaving_end_the_wait(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    up.submit("late", outputs=("audio",), timeout_s=3.0)
+    up.submit("unwanted", "orphan", outputs=("audio",))
+    up.is_due(("deadline", "late"))
+    assert [reject.error.code for reject in up.to(GATEWAY, Reject)] == ["deadline_exceeded"]
+    up.say(GATEWAY, Cancel("unwanted"))
+    assert up.to(GATEWAY, Cancelled) == [Cancelled("unwanted")]
+    up.say(GATEWAY, Goodbye())
+
+    assert up.is_clean()
+    up.arrange()
+    assert up.sent == [] or not up.bound()
+
+
+def test_stop_refuses_those_that_wait(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+    up.take(up.core.drain(1.0))
+
+    assert up.rejected() == {"a": "the deployment is stopping"}
+    assert up.is_clean()
+
+
+def test_repeated_submit_of_one_that_waits_is_the_same_request(up):
+    up.arrange(drained=["voice.0"], returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+    up.submit("a", outputs=("audio",), attempt=1)
+    up.arrange()
+
+    assert [admit.attempt for admit in up.to(GATEWAY, Admit)] == [1]
+
+
+# --- replicas that leave after their work -------------------------------------------------------------------
+
+
+def test_replica_whose_output_has_arrived_is_not_missed(up):
+    up.submit("a", outputs=("audio",))
+    up.say(LLM, Done("a"))
+    up.say(LLM, Goodbye("restarted", is_settled=True))
+
+    assert up.to(GATEWAY, Failed) == []
+    up.say(VOICE, Done("a"))
+    assert up.is_clean()
+
+
+@pytest.mark.parametrize(("is_done", "is_settled"), [(True, False), (False, True)])
+def test_replica_that_leaves_anything_open_is_missed(up, is_done, is_settled):
+    up.submit("a", outputs=("audio",))
+    if is_done:
+        up.say(LLM, Done("a"))
+    up.say(LLM, Goodbye("restarted", is_settled=is_settled))
+
+    assert [reroute.error.code for reroute in up.to(GATEWAY, Reroute)] == ["stage_lost"]
+
+
+# --- a coordinator after another ----------------------------------------------------------------------------
+
+
+def test_new_coordinator_waits_for_those_who_served_before():
+    """It would refuse what comes before their hello, or give it all to the first one."""
+    deployment = Deployment(awaited=("llm.0", "llm.1"))
+    deployment.join(GATEWAY)
+    deployment.submit("a", "b")
+    deployment.join(LLM)
+    assert (deployment.bound(), deployment.rejected()) == ({}, {})
+
+    deployment.join(LLM_1)
+
+    assert deployment.bound() == {"a": ["llm.0"], "b": ["llm.1"]}
+
+
+def test_who_served_before_and_does_not_come_is_given_up():
+    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"))
+    deployment.join(GATEWAY, LLM)
+    deployment.submit("a")
+    deployment.submit("b", outputs=("audio",))
+    assert deployment.timers["awaited", ""] == PATIENCE_S
+
+    for who in (GATEWAY, LLM):
+        deployment.say(who, Heartbeat(""))
+    deployment.is_due(("awaited", ""))
+
+    assert deployment.bound() == {"a": ["llm.0"]}
+    assert deployment.rejected() == {}
+    deployment.is_due(("recover", "b"))
+    assert deployment.rejected() == {"b": "stage 'voice' has no replica that can serve"}
+
+
+def test_who_served_before_and_loads_again_is_not_waited_for():
+    deployment = Deployment(awaited=("llm.0",))
+    deployment.join(GATEWAY)
+    deployment.submit("a")
+    again = peer("llm.0", 2)
+    deployment.join(again, is_ready=False)
+    assert ("recover", "a") in deployment.timers, "not for longer than for one that died"
+
+    deployment.say(again, Ready())
+    assert deployment.bound() == {"a": ["llm.0"]}
+
+
+def test_first_coordinator_awaits_nobody():
+    assert Deployment().timers == {}
+
+
+def test_new_coordinator_knows_the_arrangement_from_the_start():
+    deployment = Deployment(arrangement=Arrangement({"llm": 2}, frozenset({"llm.0"})))
+    deployment.join_all()
+    deployment.submit("a")
+
+    assert deployment.bound() == {"a": ["llm.1"]}

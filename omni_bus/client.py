@@ -494,7 +494,7 @@ class BusClient:
     def _on_broken(self, peer: Peer) -> None:
         self.perform(self._member.on_link_broken(peer, self._driver.now))
         if peer == self._member.coordinator:
-            self.perform(self.core.on_coordinator_changed())
+            self.perform(self.core.on_coordinator_changed(self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

@@ -478,7 +478,7 @@ class GatewayProcess(MemberProcess):
         """Learn that a connection of this process broke."""
         super().on_broken(peer)
         if self.is_alive and peer == self.member.coordinator:
-            self.carry(self.core.on_coordinator_changed())
+            self.carry(self.core.on_coordinator_changed(self.world.now))
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""

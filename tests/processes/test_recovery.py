@@ -88,7 +88,7 @@ def body(marker: str, model: str = "text", **params: Any) -> dict[str, Any]:
     return {"model": model, "messages": messages, "stream": True, "sampling_params_list": [params]}
 
 
-LONG = {"tokens": NUM_WORDS, "chunk_bytes": WORD_BYTES}
+LONG: dict[str, Any] = {"tokens": NUM_WORDS, "chunk_bytes": WORD_BYTES}
 
 
 @contextlib.asynccontextmanager
@@ -269,7 +269,7 @@ async def test_request_waits_for_the_only_replica_to_come_back(up) -> None:
 
 
 @pytest.mark.parametrize("how", [{"busy": False}, {"busy": True}], ids=["waits", "spins"])
-async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, bool]) -> None:
+async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, Any]) -> None:
     llm = "step_timeout_s = 1\nmax_num_seqs = 1\nmax_resident = 1"
     deployment = up(TOML.format(more="", llm=llm, text=""), *QUIET)
     async with session_of(deployment) as session:

@@ -1,7 +1,7 @@
 """What a coordinator learns of running requests that it did not admit: it is new, or had given an actor up.
 
 Actors list them in their `Hello`. Nobody's word is final: whoever takes part in a request has `patience_s` to say hello
-too; who does not is gone.
+too; who does not is gone, and so is, at once, who is known to have died while there was no coordinator to be told.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from omni_bus.wire.frames import Cancel, Failed, Inquire, Submit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from omni_bus.core.absence import Absences
     from omni_bus.core.admission import Admission
     from omni_bus.core.binding import Bindings
     from omni_bus.core.effects import Common
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.core.tombstones import Tombstones
     from omni_bus.errors import ErrorInfo
-    from omni_bus.ids import RequestId
+    from omni_bus.ids import Peer, RequestId
     from omni_bus.wire.frames import Hello, Route
 
 MAX_ROUTES = 4096
@@ -48,9 +49,11 @@ class Adoption:
         requests: dict[RequestId, Request],
         tombstones: Tombstones[ErrorInfo],
         patience_s: float,
+        absences: Absences,
     ) -> None:
         self._pipelines = pipelines
         self._membership = membership
+        self._absences = absences
         self._bindings = bindings
         self._admission = admission
         self._requests = requests
@@ -98,16 +101,29 @@ class Adoption:
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
 
     def missing(self, entry: Request) -> tuple[list[str], OmniBusError | None]:
-        """Return the stages that have not said hello, and the error that the request ends with; None if all are here.
+        """Return the stages that are gone, and the error that the request ends with; None if all are here.
 
-        What is missing when the patience is over is gone.
+        Without any that is known to be gone, those that have not said hello: when the patience is over, they are too.
         """
         if entry.route is None:
             return [], None
+        gone = self.gone(entry)
         absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
-        if self._membership.get(entry.client.sender) is None:
+        if not gone and self._membership.get(entry.client.sender) is None:
             return absent, RequestCancelled("the client's gateway is gone")
-        return absent, stage_lost(absent[0], entry.route, entry.pipeline) if absent else None
+        lost = gone or absent
+        return lost, stage_lost(lost[0], entry.route, entry.pipeline) if lost else None
+
+    def gone(self, entry: Request) -> list[str]:
+        """Return the stages whose replica certainly is no more, whatever patience it has left.
+
+        Another incarnation bears its name, or its supervisor says that it is away.
+        """
+        return [stage for stage, peer in entry.pending.items() if self._is_gone(peer)]
+
+    def _is_gone(self, peer: Peer) -> bool:
+        present = self._membership.named(peer.actor)
+        return self._absences.is_away(peer.actor) if present is None else present.sender != peer.sender
 
     def _error_for_client(self, route: Route) -> ErrorInfo | None:
         """What a client that still waits for an ended request is told; None if its last chunks are under way."""

@@ -132,6 +132,7 @@ class CoordinatorCore:
             requests=self._requests,
             tombstones=self._tombstones,
             patience_s=self._patience_s,
+            absences=self._absences,
         )
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
@@ -298,7 +299,7 @@ class CoordinatorCore:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
-        effects += self._adoption.on_hello(actor, hello, now)
+        effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
@@ -351,7 +352,7 @@ class CoordinatorCore:
     def _on_outlook(self, outlook: Outlook, now: float) -> list[Common]:
         """Learn why a replica is away; nobody waits for one that does not come back."""
         self._absences.take(outlook, now)
-        effects: list[Common] = []
+        effects = self._hurry(now)
         for request, error in self._recovery.hopeless(now):
             effects += self._end_early(request, error, now)
         return effects
@@ -437,7 +438,7 @@ class CoordinatorCore:
         return effects
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
-        """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
+        """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
         entry = self._requests.get(request)
         if entry is None:
             return []
@@ -447,13 +448,25 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        return self._give_up(request, entry, error, now)
+        effects = self._give_up(request, entry, error, now)
+        if request in self._requests and self._adoption.missing(entry)[0]:
+            effects.append(SetTimer(("adopted", request), now + self._patience_s))
+        return effects
+
+    def _hurry(self, now: float) -> list[Common]:
+        """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
+        return [
+            SetTimer(("adopted", request), now)
+            for request, entry in self._requests.items()
+            if entry.is_adopted and self._adoption.gone(entry)
+        ]
 
     # --- recovery -----------------------------------------------------------------------------------------
 
     def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
         """End a request that lost an actor, and put up its successor if it may have one."""
-        found = None if self._is_draining else successor_of(entry, error)
+        is_hopeless = any(self._absences.is_degraded(stage) for stage in needed_stages(entry.edges))
+        found = None if self._is_draining or is_hopeless else successor_of(entry, error)
         if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found

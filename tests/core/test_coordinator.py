@@ -954,6 +954,35 @@ def test_stage_that_never_comes_is_lost(absent, code):
     assert deployment.is_clean()
 
 
+@pytest.mark.parametrize("is_known_first", [False, True])
+@pytest.mark.parametrize("whose_word", ["newcomer", "supervisor"])
+def test_stage_that_died_without_a_coordinator_is_lost_at_once(whose_word, is_known_first):
+    """Not when its patience is over: a new coordinator may die before that, and the next one begins to wait anew."""
+    deployment = Deployment()
+    deployment.join(SUPERVISOR, LLM)
+
+    def tell():
+        if whose_word == "newcomer":
+            deployment.join(Peer("voice.0", 77, "v"), is_ready=False)
+        else:
+            deployment.frame(SUPERVISOR, Outlook("voice.0", "voice", 0, "backing off"))
+
+    if is_known_first:
+        tell()
+    deployment.join(GATEWAY, live=(route(),))
+    if not is_known_first:
+        deployment.wait_until(0.0)
+        assert deployment.to(GATEWAY, Reroute) == []
+        tell()
+    deployment.wait_until(0.0)
+
+    assert codes(deployment.to(GATEWAY, Reroute)) == ["stage_lost"]
+    assert len(deployment.to(LLM, Cancel)) == 1
+    deployment.frame(LLM, Cancelled("r"))
+    deployment.frame(GATEWAY, Cancel("r.2"))
+    assert deployment.is_clean()
+
+
 def test_gateway_that_never_comes_cancels():
     deployment = Deployment()
     deployment.join(LLM, live=(route(llm=LLM),))

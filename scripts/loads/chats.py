@@ -117,13 +117,18 @@ class Chat(msgspec.Struct, kw_only=True):
     message: str = ""
     status: int = 0
     retry_after_s: float | None = None
+    head_at: float | None = None
+    """When the answer began, if it did."""
     max_silence_s: float = 0.0
-    """The longest time in which nothing came."""
+    """The longest time in which nothing came after that."""
 
-    def saw(self) -> None:
-        """Something came."""
+    def saw(self, *, is_head: bool = False) -> None:
+        """Something came, or nothing will."""
         now = time.monotonic()
-        self.max_silence_s = max(self.max_silence_s, now - self.last_at)
+        if is_head:
+            self.head_at = now
+        elif self.head_at is not None:
+            self.max_silence_s = max(self.max_silence_s, now - self.last_at)
         self.last_at = now
 
     def end(self, outcome: Outcome, name: str = "", message: str = "") -> None:
@@ -179,7 +184,7 @@ async def _exchange(http: aiohttp.ClientSession, chat: Chat, manner: Manner) -> 
         "sampling_params_list": params,
     }
     async with http.post(CHAT, json=body) as response:
-        chat.saw()
+        chat.saw(is_head=True)
         chat.status = response.status
         if response.status != 200:
             _refused(chat, response, await response.read())

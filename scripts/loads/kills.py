@@ -2,7 +2,8 @@
 
 ``scripts/kill_run [--seconds S] [--streams N] [--period S] [--limit S] [--seed N] [--out FOLDER]``. Every period a
 process of the deployment, any but the supervisor, gets SIGKILL. Each request must end right, or with an error that has
-a name, or with a connection that broke because its gateway was killed; nothing may be silent for longer than the limit.
+a name, or with a connection that broke because its gateway was killed; no answer may be silent for longer than the
+limit, or begin later than that after its request and the last kill of a coordinator, who has to admit it.
 Afterwards all processes must come back, serve every stream again, and leave nothing behind. With ``--faults``, messages
 between the processes are lost, late, doubled or damaged all the time, and streams may fail by name afterwards too.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -31,6 +33,7 @@ import measured
 from loads import chats
 from loads.chats import Chat, Manner
 from loads.deployment import Watched, read_shares
+from omni_bus.core.member import COORDINATOR
 
 if TYPE_CHECKING:
     import aiohttp
@@ -131,14 +134,16 @@ class Verdict:
         self._run = run
         self._after = after
         gateway_kills = [kill.at for kill in run.kills if kill.process.startswith("gateway")]
+        coordinator_kills = [kill.at for kill in run.kills if kill.process == COORDINATOR]
         self.counts: Counter[str] = Counter()
         self.silences: list[float] = []
         self.broken: list[str] = []
         for chat in run.chats:
             self.counts[f"{chat.outcome or 'hung'} {chat.name}".strip()] += 1
-            self.silences.append(chat.max_silence_s)
+            silence_s = max(chat.max_silence_s, wait_s(chat, coordinator_kills))
+            self.silences.append(silence_s)
             is_explained = any(0 <= chat.last_at - at <= BLAME_S for at in gateway_kills)
-            if chat.max_silence_s > limit_s:
+            if silence_s > limit_s:
                 self._break("silent for too long", chat)
             elif chat.outcome is None:
                 self._break("no end", chat)
@@ -178,6 +183,13 @@ class Verdict:
             print(f"  {line}")
 
 
+def wait_s(chat: Chat, coordinator_kills: list[float]) -> float:
+    """Return how long a request waited for its answer to begin, at most, without another coordinator's death."""
+    until = chat.last_at if chat.head_at is None else chat.head_at
+    moments = [chat.begun_at, *(at for at in coordinator_kills if chat.begun_at < at < until), until]
+    return max(after - before for before, after in itertools.pairwise(moments))
+
+
 def write_rows(run: Run, path: Path) -> None:
     """Write each kill and each request, with times from the beginning of the run."""
     with path.open("wb") as out:
@@ -186,8 +198,8 @@ def write_rows(run: Run, path: Path) -> None:
             out.write(msgspec.json.encode(row) + b"\n")
         for chat in run.chats:
             row = msgspec.to_builtins(chat) | {"kind": "request"}
-            for name in ("begun_at", "last_at", "ended_at"):
-                row[name] = round(row[name] - run.begun_at, 3)
+            for name in ("begun_at", "head_at", "last_at", "ended_at"):
+                row[name] = None if row[name] is None else round(row[name] - run.begun_at, 3)
             out.write(msgspec.json.encode(row) + b"\n")
 
 

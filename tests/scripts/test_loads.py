@@ -129,7 +129,8 @@ def verdict_of(kills: list[Kill], *requests: Chat, after: list[Chat] | None = No
 
 
 def request(outcome: Any, **fields: Any) -> Chat:
-    return Chat(marker="m", num_tokens=1, outcome=outcome, begun_at=10.0, last_at=12.0, ended_at=12.0, **fields)
+    times = {"begun_at": 10.0, "head_at": 11.0, "last_at": 12.0, "ended_at": 12.0}
+    return Chat(marker="m", num_tokens=1, outcome=outcome, **(times | fields))
 
 
 def test_named_ends_keep_the_promise() -> None:
@@ -161,6 +162,17 @@ def test_killed_gateway_explains_a_broken_connection() -> None:
     assert verdict_of([Kill("gateway.openai.1", 7, 11.5)], request("cut")).broken == []
     assert len(verdict_of([Kill("llm.0", 7, 11.5)], request("cut")).broken) == 1
     assert len(verdict_of([Kill("gateway.openai.1", 7, 2.0)], request("cut")).broken) == 1
+
+
+def test_answer_may_begin_late_only_after_a_coordinators_death() -> None:
+    late = request("right", head_at=16.0, last_at=17.0, ended_at=17.0)
+    never = request("refused", head_at=None, last_at=16.0, ended_at=16.0)
+
+    for chat in (late, never):
+        assert len(verdict_of([], chat).broken) == 1
+        assert len(verdict_of([Kill("llm.0", 7, 13.0)], chat).broken) == 1
+        assert verdict_of([Kill("coordinator", 7, 13.0)], chat).broken == []
+        assert len(verdict_of([Kill("coordinator", 7, 10.5)], chat).broken) == 1
 
 
 def samples(mib: list[float], fds: list[int]) -> Iterator[Sample]:

@@ -508,4 +508,4 @@ def test_admitted_successor_is_told_to_a_new_coordinator(running):
     from_coordinator(running, REROUTE, Admit(ROUTE2))
 
     assert running.on_coordinator_changed(0.0) == []
-    assert running.running == (Running(ROUTE2, 5.0),)
+    assert [(each.route, each.since) for each in running.running] == [(ROUTE2, 5.0)]

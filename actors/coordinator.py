@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from omni_bus.core.effects import Common, TimerKey
-    from omni_bus.ids import Sender
+    from omni_bus.ids import Peer, Sender
     from omni_bus.wire.frames import AnyFrame
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,12 @@ class CoordinatorActor:
         self._idle = asyncio.Event()
         self._is_draining = False
         self._driver = Driver(
-            COORDINATOR, deployment.coordinator_endpoint, on_frame=self._on_frame, on_timer=self._on_timer
+            COORDINATOR,
+            deployment.coordinator_endpoint,
+            on_frame=self._on_frame,
+            on_timer=self._on_timer,
+            on_broken=self._on_broken,
+            curve=deployment.curve(),
         )
         config = deployment.config
         self._core = CoordinatorCore(
@@ -92,6 +97,9 @@ class CoordinatorActor:
 
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         self._perform(self._core.on_frame(sender, frame, now))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self._perform(self._core.on_link_broken(peer, self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         self._perform(self._core.on_timer(key, now))

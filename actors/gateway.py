@@ -60,10 +60,14 @@ class GatewayActor:
             deployment.coordinator_endpoint,
             role="gateway",
             arena=deployment.arena,
+            curve=deployment.curve(),
         )
+        logger.info("listening", extra={"fields": client.address})
         pipelines = {served: deployment.pipelines[served] for served in deployment.served[name]}
+        state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
+        callers = deployment.config.callers
         try:
-            gateway = kind(options, client, pipelines, name=name, callers=deployment.config.callers)
+            gateway = kind(options, client, pipelines, name=name, callers=callers, state_dir=state_dir)
         except BaseException:
             await client.close()
             raise

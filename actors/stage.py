@@ -28,6 +28,7 @@ from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 from omni_bus.wire.frames import (
     STAGE_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Introduce,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.engine import Event
-    from omni_bus.ids import RequestId, Sender
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.runtime.deployment import Deployment
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
@@ -81,6 +82,8 @@ class StageActor:
             arena=deployment.arena,
             cuda=deployment.cuda,
             understands=STAGE_FRAMES,
+            on_broken=self._on_broken,
+            curve=deployment.curve(),
         )
         self._thread = EngineThread(name)
         threads, cache_dir = deployment.threads[stage], deployment.cache_dir
@@ -181,13 +184,16 @@ class StageActor:
         match frame:
             case Chunk() | Credit():
                 self._perform(self._core.on_frame(sender, frame, now))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self._perform(self._core.on_unsent(request, error, self._driver.now))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self._perform(self._member.on_link_broken(peer, self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         self._perform(self._core.on_timer(now) if key == WATCH else self._member.on_timer(now))

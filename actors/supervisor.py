@@ -20,7 +20,7 @@ from omni_bus.core.absence import DEGRADED
 from omni_bus.core.administration import stage_of
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
-from omni_bus.core.restart import RestartPolicy
+from omni_bus.core.restart import MAX_DELAY_S, RestartPolicy
 from omni_bus.errors import StartFailed, Unavailable
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
@@ -74,13 +74,15 @@ class Process:
         fds: tuple[int, ...],
         max_restarts: int,
         is_stage: bool,
+        max_restart_delay_s: float = MAX_DELAY_S,
     ) -> None:
         self.name = name
         self.is_stage = is_stage
         self.arguments = arguments
         self.fds = fds
         self.max_restarts = max_restarts
-        self.restarts = RestartPolicy(max_restarts)
+        self.max_restart_delay_s = max_restart_delay_s
+        self.restarts = RestartPolicy(max_restarts, max_restart_delay_s)
         self.child: Child | None = None
         self.phase: str = Phase.STARTING
         self.fraction = 0.0
@@ -118,7 +120,7 @@ class Process:
 
     def renew(self) -> None:
         """Forget its deaths: a person wants it to start."""
-        self.restarts = RestartPolicy(self.max_restarts)
+        self.restarts = RestartPolicy(self.max_restarts, self.max_restart_delay_s)
 
 
 class Supervisor:
@@ -174,6 +176,7 @@ class Supervisor:
             ["-P", "-u", "-X", "faulthandler", "-m", module, str(self._deployment.path), *arguments],
             fds=fds,
             max_restarts=self._deployment.config.max_restarts,
+            max_restart_delay_s=self._deployment.config.max_restart_delay_s,
             is_stage=module == "actors.stage",
         )
 
@@ -200,6 +203,7 @@ class Supervisor:
                 self._deployment.coordinator_endpoint,
                 role="supervisor",
                 on_lost=self._lost,
+                curve=self._deployment.curve(),
                 on_introduce=self._tell_all,
                 on_silent=self._end_silent_coordinator,
             )

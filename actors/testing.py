@@ -14,13 +14,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from actors.coordinator import CoordinatorActor
 from actors.gateway import GatewayActor
 from actors.stage import StageActor
 from adapters import ADAPTERS
 from gateways import GATEWAYS
+from omni_bus.bus.faulty import Faults, FaultyLink
 from omni_bus.config.load import load
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
+from omni_bus.runtime import driver
 from omni_bus.runtime.deployment import Deployment
 from omni_bus.runtime.ports import bind_port
 
@@ -64,17 +68,22 @@ class Running:
 
 
 @asynccontextmanager
-async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Running]:
+async def running(toml: str, *, loads_stages: bool = True, faults: Faults | None = None) -> AsyncIterator[Running]:
     """Start a deployment in the running loop and stop it at the end.
 
     Args:
         toml: the deployment file's text; gateways get free ports.
         loads_stages: False leaves the stages as they are before their first engine is loaded.
+        faults: what the links between the actors suffer.
 
     Raises:
         ConfigError: the text can't be served.
     """
     async with AsyncExitStack() as stack:
+        if faults is not None:
+            # For good: without faults that are installed when it is built, it is the link that it stands for.
+            driver.Link = FaultyLink
+            stack.enter_context(faults.installed())
         # Short, since a socket's path has at most 107 characters (unix(7)).
         run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="ob-"))
         path = Path(run_dir) / "deployment.toml"
@@ -86,18 +95,22 @@ async def running(toml: str, *, loads_stages: bool = True) -> AsyncIterator[Runn
             adapter_class=lambda name: load_class("adapter", name, ADAPTERS, ADAPTER_GROUP),
             gateway_class=lambda name: load_class("gateway", name, GATEWAYS, GATEWAY_GROUP),
         )
+        bind, key_folder = loaded.config.bind, loaded.config.security.key_folder
         deployment = Deployment(
             config=loaded.config,
             pipelines=loaded.pipelines,
             run_dir=run_dir,
             cache_dir=run_dir,
+            state_dir=f"{run_dir}/state",
             threads=dict.fromkeys(loaded.config.stages, 1),
             served=loaded.served,
             supervisor_pid=os.getpid(),
-            coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock",
+            coordinator_endpoint=f"ipc://{run_dir}/coordinator.sock" if bind == "ipc" else f"{bind}:0",
+            key_folder=key_folder,
         )
         coordinator = CoordinatorActor(deployment)
         stack.push_async_callback(coordinator.close)
+        deployment = msgspec.structs.replace(deployment, coordinator_endpoint=coordinator.endpoint)
         found = Running(deployment, coordinator)
         for name, config in loaded.config.stages.items():
             for replica in range(config.replicas):

@@ -13,15 +13,19 @@ import msgspec
 from aiohttp import web
 
 from gateways import websockets
+from gateways.json_body import MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
 from gateways.keys import KeyRing, KeySource, sources_of
+from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable
 from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
 from omni_bus.runtime.watch import FileWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from http import HTTPStatus
+
+    from omni_bus.config.schema import CallerConfig
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,14 +44,7 @@ FAILURE = web.RequestKey("failure", int)
 ENCODINGS = ("identity", "gzip", "deflate")
 """Content encodings of request bodies; aiohttp passes others on undecoded."""
 
-MAX_JSON_MARKS = 1_000_000
-"""Commas and opening brackets in a JSON body.
-
-Each value has one of them, and values are what costs: nine million empty lists in 27 MB took two seconds of the loop
-and 800 MB (measured). Media in base64 has none, and a prompt with so many is longer than any model's context.
-"""
-
-OPEN = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN = frozenset({"/health", "/ping", "/version", "/metrics", "/openapi.json"})
 """Paths that want no key and are served while the gateway drains; a WebSocket wants one on every path."""
 
 SCHEMES = ("bearer", "api-key")
@@ -72,6 +69,15 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     api_key_file: str = ""
     """File with more keys, one a line; read again when it changes."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may send requests and read answers (CORS), or ``"*"`` alone; by default none."""
+
+    cors_credentials: bool = False
+    """Lets these pages send cookies and logins of the browser, which a proxy before the gateway may need."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may open WebSockets besides the gateway's own, or ``"*"`` alone."""
 
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 as soon as that is known."""
@@ -105,15 +111,32 @@ class HttpGateway(Gateway):
         super().__init__(*args, **kwargs)
         self._keys = KeyRing(sources_of(_own_keys(self.options), self.callers))
         self._watch = self._watched()
+        self._origins = Origins(
+            self.name,
+            readers=self.options.cors_origins,
+            with_credentials=self.options.cors_credentials,
+            sockets=self.options.allowed_origins,
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
-        """Return what is wrong with the sources of keys."""
+        """Return what is wrong with the sources of keys, and with origins."""
+        problems = problems_of("cors_origins", options.cors_origins)
+        problems += problems_of("allowed_origins", options.allowed_origins)
+        if options.cors_credentials and ANY in options.cors_origins:
+            problems.append(
+                f'cors_credentials: true is not allowed with cors_origins = ["{ANY}"]; allowed: named origins'
+            )
         try:
             _own_keys(options).read()
         except BadInput as error:
-            return [error.message]
-        return []
+            problems.append(error.message)
+        return problems
+
+    @classmethod
+    def is_guarded(cls, options: HttpOptions, callers: Mapping[str, CallerConfig]) -> bool:
+        """Whether any source of keys is named; one that can't be read stops the start."""
+        return any(source.keys or source.env or source.file for source in sources_of(_own_keys(options), callers))
 
     def close(self) -> None:
         """Watch the key files no more."""
@@ -140,18 +163,27 @@ class HttpGateway(Gateway):
         """An idle connection is closed after this."""
         return self.options.keepalive_timeout_s
 
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Say which web pages may read the answer."""
+        self._origins.mark(request, response)
+
     def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
         """Render the refusal of a request whose head could not be read."""
         return Problem(int(status), message, must_close=True).response()
 
-    async def expect(self, request: web.Request) -> web.StreamResponse | None:
-        """Answer ``Expect: 100-continue``: a body that would be refused is not asked for."""
+    async def expect(self, request: web.Request, *, max_bytes: int = 0) -> web.StreamResponse | None:
+        """Answer ``Expect: 100-continue``: a body that would be refused is not asked for.
+
+        Args:
+            request: whose body has not come.
+            max_bytes: limit of the route's body, where it is not the gateway's.
+        """
         try:
             self._authorise(request)
             expected = request.headers.get("Expect", "")
             if expected.lower() != "100-continue":
                 raise Problem(417, f"Expect: {expected[:40]} came (allowed: 100-continue)")
-            check_length(request, self.options.max_body_bytes)
+            check_length(request, max_bytes or self.options.max_body_bytes)
         except Problem as problem:
             problem.must_close = True
             return problem.response()
@@ -183,10 +215,13 @@ class HttpGateway(Gateway):
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self._authorise(request)
-            if self.is_draining and not is_open(request):
-                raise Unavailable(STOPPING)
-            response = await handler(request)
+            response = self._origins.preflight(request)
+            if response is None:
+                self._origins.check_upgrade(request)
+                self._authorise(request)
+                if self.is_draining and not is_open(request):
+                    raise Unavailable(STOPPING)
+                response = await handler(request)
         except web.HTTPException as error:
             response = _router_problem(request, error).response()
         except ConnectionError:
@@ -311,10 +346,11 @@ def check_length(request: web.Request, max_bytes: int) -> None:
     """
     length = request.content_length
     if length is not None and length > max_bytes:
-        raise _too_large(f"{length}", max_bytes)
+        raise too_large(f"{length}", max_bytes)
 
 
-def _too_large(size: str, max_bytes: int) -> Problem:
+def too_large(size: str, max_bytes: int) -> Problem:
+    """Return the refusal of a body of so many bytes."""
     return Problem(413, f"body: {size} bytes came (allowed: at most {max_bytes})", must_close=True)
 
 
@@ -324,30 +360,36 @@ async def read_body(request: web.Request, options: HttpOptions) -> bytes:
     Raises:
         Problem: 413, 408 for a sender that stalls, 400 for bytes that break HTTP or their content encoding.
     """
+    return (await _read(request, options, None)).to_bytes()
+
+
+async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight | None) -> BodyBuffer:
     check_length(request, options.max_body_bytes)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
         message = f"Content-Encoding: {encoding[:40]} came (allowed: {', '.join(ENCODINGS)})"
         raise Problem(400, message, must_close=request.can_read_body)
-    body = bytearray()
+    body = BodyBuffer(request.content_length if encoding == "identity" else None)
     now = asyncio.get_running_loop().time
     ends_at = now() + options.body_total_timeout_s
     try:
-        async with asyncio.timeout(options.body_timeout_s) as limit:
+        async with asyncio.timeout(min(options.body_timeout_s, options.body_total_timeout_s)) as limit:
             async for piece in request.content.iter_any():
-                body += piece
-                if len(body) > options.max_body_bytes:
-                    raise _too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
+                if body.num_bytes + len(piece) > options.max_body_bytes:
+                    raise too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
+                body.add(piece)
+                if weight is not None:
+                    weight.add(piece)
                 limit.reschedule(min(ends_at, now() + options.body_timeout_s))
     except TimeoutError:
         length = request.content_length
         of = f" of {length}" if length is not None else ""
-        message = f"body: {len(body)}{of} bytes came, then nothing in time (allowed: {options.body_timeout_s:g} s)"
+        message = f"body: {body.num_bytes}{of} bytes came, then nothing in time (allowed: {options.body_timeout_s:g} s)"
         raise Problem(408, message, must_close=True) from None
     except web.RequestPayloadError as error:
         raise Problem(400, "body: it breaks HTTP or its content encoding", must_close=True) from error
-    request[BODY_BYTES] = len(body)
-    return bytes(body)
+    request[BODY_BYTES] = body.num_bytes
+    return body
 
 
 async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any]:
@@ -360,15 +402,19 @@ async def read_json(request: web.Request, options: HttpOptions) -> dict[str, Any
         came = request.headers.get("Content-Type", "")[:100] or "none"
         message = f"Content-Type: {came} came (allowed: application/json)"
         raise Problem(400, message, must_close=request.can_read_body)
-    body = await read_body(request, options)
-    num_marks = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if num_marks > MAX_JSON_MARKS:
-        raise Problem(400, f"body: {num_marks} commas and brackets came (allowed: at most {MAX_JSON_MARKS})")
+    weight = JsonWeight()
+    body = await _read(request, options, weight)
+    if weight.total > MAX_JSON_WEIGHT:
+        raise Problem(
+            400,
+            f"body: JSON of weight {weight.total} came (allowed: at most {MAX_JSON_WEIGHT}; a comma weighs 1, "
+            "an opening bracket or brace 3, a colon 5, twenty digits in a row 12)",
+        )
     try:
-        document = msgspec.json.decode(body)
+        document = await body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(
-            400, f"body: {error} after {len(body)} bytes" if "truncated" in str(error) else f"body: {error}"
+            400, f"body: {error} after {body.num_bytes} bytes" if "truncated" in str(error) else f"body: {error}"
         ) from None
     except RecursionError:
         raise Problem(400, "body: JSON is nested too deeply") from None

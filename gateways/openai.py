@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 import omni_bus
-from gateways import openai_chat
+from gateways import openai_answers as answers
+from gateways import openai_chat, openai_chat_body, openai_files, openapi
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import load
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_chat_body import find_model
+from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
+from gateways.openapi import Answer, Operation
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
-class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -30,7 +34,7 @@ class OpenAIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models and chat completions."""
+    """Health, models, chat completions and files."""
 
     Options = OpenAIOptions
 
@@ -39,10 +43,19 @@ class OpenAIGateway(HttpGateway):
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
+        self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._chat = openai_chat.ChatRoute(
             self.client, self._models, self._pool, self.options, self.options.audio_delta
         )
+        self._files = FilesRoutes(self.options, self.state_dir)
+
+    @classmethod
+    def check(cls, options: HttpOptions) -> list[str]:
+        """Return what is wrong with the sources of keys and the folder of files."""
+        assert isinstance(options, OpenAIOptions)
+        problem = check_folder(options.files_dir) if options.files_dir else ""
+        return [*super().check(options), *([problem] if problem else [])]
 
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
@@ -55,10 +68,22 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/health", self._get_health)
         app.router.add_route("*", "/ping", self._ping)
         app.router.add_get("/version", self._get_version)
+        app.router.add_get("/openapi.json", self._get_openapi)
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_post("/v1/chat/completions", self._chat.handle, expect_handler=self.expect)
+        self._add_files(app)
         return app
+
+    def _add_files(self, app: web.Application) -> None:
+        files = self._files
+        expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
+        app.router.add_post("/v1/files", files.create, expect_handler=expect)
+        app.router.add_get("/v1/files", files.list)
+        app.router.add_get("/v1/files/{file_id}", files.retrieve)
+        app.router.add_delete("/v1/files/{file_id}", files.delete)
+        app.router.add_get("/v1/files/{file_id}/content", files.content)
+        app.cleanup_ctx.append(files.lifetime)
 
     def close(self) -> None:
         """End the encoding threads."""
@@ -81,6 +106,15 @@ class OpenAIGateway(HttpGateway):
     async def _get_version(self, request: web.Request) -> web.Response:
         return json_response({"version": omni_bus.__version__})
 
+    async def _get_openapi(self, request: web.Request) -> web.Response:
+        has_keys = self._keys.is_guarded
+        if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
+            schemas = {"ChatCompletionRequest": openai_chat_body.schema(self.pipelines.values())}
+            self._documents[has_keys] = openapi.document(
+                "omni-bus", omni_bus.__version__, operations(), schemas=schemas, has_keys=has_keys
+            )
+        return json_response(self._documents[has_keys])
+
     async def _get_models(self, request: web.Request) -> web.Response:
         cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]
         return json_response({"object": "list", "data": cards})
@@ -88,6 +122,60 @@ class OpenAIGateway(HttpGateway):
     async def _get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         return json_response(model_card(name, find_model(name, self._models)))
+
+
+def operations() -> list[Operation]:
+    """Describe every route; a test compares this with the router."""
+    ping = {status: Answer(description=words) for status, words in ((200, "it serves"), (503, "it does not"))}
+    json = "application/json"
+    return [
+        Operation(
+            method="get",
+            path="/health",
+            name="health",
+            summary="Whether every stage of every served pipeline has a live and ready replica",
+            answers={
+                200: Answer(description="all have", content={json: answers.Health}),
+                503: Answer(description="some have none", content={json: answers.Health}),
+            },
+        ),
+        *(
+            Operation(method=method, path="/ping", name=f"ping_{method}", summary="Health in one status", answers=ping)
+            for method in ("get", "head", "post")
+        ),
+        Operation(
+            method="get",
+            path="/version",
+            name="version",
+            summary="The server's version",
+            answers={200: Answer(description="the version", content={json: answers.Version})},
+        ),
+        Operation(
+            method="get",
+            path="/openapi.json",
+            name="openapi",
+            summary="This document",
+            answers={200: Answer(description="OpenAPI 3.1", content={json: {"type": "object"}})},
+        ),
+        Operation(
+            method="get",
+            path="/v1/models",
+            name="list_models",
+            summary="The pipelines, by all their names",
+            answers={200: Answer(description="the list", content={json: answers.ModelList})},
+        ),
+        Operation(
+            method="get",
+            path="/v1/models/{model}",
+            name="retrieve_model",
+            summary="One pipeline",
+            parameters={"model": "a name that is served; it may contain slashes"},
+            answers={200: Answer(description="the model", content={json: answers.Model})},
+            errors=(404,),
+        ),
+        openai_chat.OPERATION,
+        *openai_files.OPERATIONS,
+    ]
 
 
 def models_of(pipelines: Any) -> dict[str, Pipeline]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateways.http import REQUEST_ID, EventStream, HttpOptions, Terms, read_json, terms_of
+from gateways import openapi
+from gateways.http import MAX_TIMEOUT_S, REQUEST_ID, EventStream, HttpOptions, Terms, read_json, terms_of
+from gateways.openai_answers import ChatCompletion, ChatCompletionChunk
 from gateways.openai_chat_answer import Answer, AudioDelta, ChunkWriter, Ends, render_blocking
 from gateways.openai_chat_body import MESSAGES, Chat, parse
 from gateways.problems import Problem
@@ -25,6 +27,33 @@ if TYPE_CHECKING:
 
 KINDS = {"text": "text", "audio": "audio"}
 """Output ports that chat can express, and the payload kind of each."""
+
+
+OPERATION = openapi.Operation(
+    method="post",
+    path="/v1/chat/completions",
+    name="create_chat_completion",
+    summary="Text, sound or both in answer to messages; in one piece or streamed",
+    body={"$ref": "#/components/schemas/ChatCompletionRequest"},
+    answers={
+        200: openapi.Answer(
+            description="The whole answer, or with `stream` the events as they come. Each is `data: ` and a "
+            "ChatCompletionChunk, or an Error after which nothing follows; the last one is `data: [DONE]`.",
+            content={"application/json": ChatCompletion},
+            events=ChatCompletionChunk,
+        )
+    },
+    errors=(404, 429, 504),
+    headers={
+        "X-Request-Timeout": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": MAX_TIMEOUT_S,
+            "description": "Seconds that the answer may take.",
+        }
+    },
+)
+"""For the OpenAPI document."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:

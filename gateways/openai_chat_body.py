@@ -6,19 +6,20 @@ accepted, since extensions arrive that way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gateways.fields import read_fields, refusal, shown
+from gateways.openapi import nullable
 from gateways.problems import Problem
 from omni_bus.core.pipeline import IN, OUT, Pipeline
 from omni_bus.errors import BadInput
 from omni_bus.media.encode import FORMATS, Format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 MESSAGES = "messages"
 """The input port of every pipeline that chat can serve."""
@@ -147,6 +148,64 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "additional_information": (({},), "an empty object"),
 }
 """Fields that would change the answer and that nothing here honours yet: the values that ask for nothing."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """A piece of a message."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class _Message(msgspec.Struct, frozen=True):
+    """One message; an assistant's may have its words in ``audio.transcript`` instead."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[str | _Part], Meta(min_length=1)]
+
+
+def schema(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
+    """Return the JSON Schema of a body; which outputs may be asked for depends on what is served."""
+    # Without references, since these Structs are no schemas of their own: the fields of four of them are one object.
+    parts = (_Body, _Sampling, _Speech, _Order)
+    _, found = msgspec.json.schema_components([*parts, _StreamOptions, _AudioOptions, _Message])
+    optional: dict[str, Any] = {}
+    for part in parts:
+        optional |= found[part.__name__]["properties"]
+    del optional["messages"]
+    outputs = list(dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs))
+    message = found["_Message"]
+    message["properties"]["content"] = {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, found["_Part"]]}},
+        ]
+    }
+    options = found["_StreamOptions"]["properties"] | {"continuous_usage_stats": {"enum": [False]}}
+    optional |= {
+        "modalities": {"type": "array", "items": {"enum": outputs}, "description": "empty and null: all"},
+        "audio": found["_AudioOptions"] | {"properties": _optional(found["_AudioOptions"]["properties"])},
+        "stream_options": {"type": "object", "properties": _optional(options)},
+    }
+    optional |= {
+        name: {"enum": list(harmless), "description": f"only {words}"} for name, (harmless, words) in ONLY.items()
+    }
+    messages = {"type": "array", "minItems": 1, "items": message}
+    return {
+        "title": "ChatCompletionRequest",
+        "description": "Fields that are not named here are left alone.",
+        "type": "object",
+        "properties": {"messages": messages, **_optional(optional)},
+        "required": ["messages"],
+    }
+
+
+def _optional(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return properties that may be null, which means absent."""
+    return {
+        name: nullable({key: value for key, value in schema.items() if key != "default"})
+        for name, schema in properties.items()
+    }
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,26 +16,34 @@ from aiohttp import web
 from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
+    MediaTooLarge,
     OmniBusError,
     QuotaExceeded,
     Refused,
     RequestCancelled,
     StageFailed,
     StageLost,
+    StorageFull,
+    Unreachable,
 )
 
 TYPES: dict[int, str] = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    416: "RangeNotSatisfiableError",
     417: "ExpectationFailedError",
+    422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
+    507: "InsufficientStorageError",
 }
 
 MAX_MESSAGE_CHARACTERS = 2000
@@ -57,10 +65,12 @@ class Problem(Exception):
         extra: dict[str, Any] | None = None,
         must_close: bool = False,
     ) -> None:
+        # Bytes of a head that are no UTF-8 come as halves of surrogate pairs, which no answer can hold.
+        message = message.encode("utf-8", "replace").decode()
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = _encodable(param) if param is not None else None
         self.headers = headers or {}
         self.extra = extra or {}
         self.must_close = must_close
@@ -89,8 +99,14 @@ def to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case MediaTooLarge():
+            return Problem(413, scrub(error.message), param=error.field or None)
+        case Unreachable():
+            return Problem(422, scrub(error.message), param=error.field or None)
         case BadInput():
             return Problem(400, scrub(error.message), param=error.field or None)
+        case StorageFull():
+            return Problem(507, scrub(error.message), headers=_retry_hint(is_safe=False))
         case QuotaExceeded():
             return Problem(429, scrub(error.message), headers=_retry_after(error), extra=_stage(error))
         case Refused():
@@ -118,6 +134,11 @@ def scrub(message: str) -> str:
         message = f"{before}{after.strip().splitlines()[-1] if after.strip() else ''}"
     message = _ADDRESS.sub("<address>", _PATH.sub("<path>", message))
     return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:MAX_MESSAGE_CHARACTERS]}…"
+
+
+def _encodable(text: str) -> str:
+    """Return a text without what UTF-8 can't hold: bytes of a head that are none of it come as lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _stage(error: OmniBusError) -> dict[str, Any]:

@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import WSCloseCode, web
 
+from gateways.problems import Problem
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from gateways.problems import Problem
 
 SOCKET = web.RequestKey("socket", web.WebSocketResponse)
 """The request's socket, once it is open."""
 
 KEY_PROTOCOL = "openai-insecure-api-key."
 """What begins the subprotocol by which browsers, which can't set headers, send a key (OpenAI's Realtime API)."""
+
+HANDSHAKE = (
+    "Connection",
+    "Upgrade",
+    "Sec-WebSocket-Version",
+    "Sec-WebSocket-Key",
+    "Sec-WebSocket-Protocol",
+    "Sec-WebSocket-Extensions",
+)
 
 MAX_REASON_BYTES = 123
 """Of a close frame (RFC 6455, sections 5.5 and 5.5.1: 125 bytes, two of them the code)."""
@@ -83,6 +92,9 @@ async def upgrade(
     Raises:
         Problem: 400, the handshake is not one.
     """
+    for name in HANDSHAKE:
+        if not request.headers.get(name, "").isascii():  # aiohttp can neither read nor repeat it
+            raise Problem(400, f"{name}: bytes beyond ASCII came (allowed: what RFC 6455 says)")
     socket = web.WebSocketResponse(protocols=protocols, max_msg_size=max_message_bytes)
     await socket.prepare(request)
     request[SOCKET] = socket

@@ -25,11 +25,20 @@ from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, ArenaLimits
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.errors import BadInput, InputTooLarge, OmniBusError, RequestCancelled, Unavailable, from_info
+from omni_bus.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InputTooLarge,
+    OmniBusError,
+    RequestCancelled,
+    Unavailable,
+    from_info,
+)
 from omni_bus.ids import new_request_id
 from omni_bus.runtime.driver import Driver
 from omni_bus.wire.frames import (
     CLIENT_FRAMES,
+    Broken,
     Chunk,
     Credit,
     Finish,
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import AnyFrame, Role
@@ -72,6 +82,10 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 RequestEvent: TypeAlias = Item | End
 
+OVERDUE_S = 1.0
+"""The coordinator ends a request whose time limit passed; a client that is not told so within this gives it up, since
+the submit, the answer or the news of the end may have been lost."""
+
 
 class Request:
     """One admitted request. Iterate over it once; asking for the next item gives the last one's credit back."""
@@ -87,6 +101,7 @@ class Request:
         self._error: OmniBusError | None = None
         self._is_over = False
         self._route: Route | None = None
+        self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> Route:
@@ -173,9 +188,18 @@ class Request:
 
     # --- called by the client ---------------------------------------------------------------------------------
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Give it up if nobody ends it in time; its limit may become known, or be counted anew, when it is admitted."""
+        if timeout_s is None or self._is_over:
+            return
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = asyncio.get_running_loop().call_later(timeout_s + OVERDUE_S, self._give_up)
+
     def on_admitted(self, route: Route) -> None:
         """The coordinator admitted it, once or, over another route, twice."""
         self._route = route
+        self.limit(route.timeout_s)
         if not self._admitted.done():
             self._admitted.set_result(route)
 
@@ -202,10 +226,17 @@ class Request:
         if self._error is not None:
             raise from_info(self._error.to_info())
 
+    def _give_up(self) -> None:
+        message = "the request's time limit passed, and the coordinator did not say so"
+        self._end(DeadlineExceeded(message))
+        self.cancel(message)
+
     def _end(self, error: OmniBusError | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         self._error = error
         self._has_event.set()
         for event in self._writable.values():
@@ -228,6 +259,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self._on_lost = on_lost
@@ -241,6 +273,8 @@ class BusClient:
             on_unsent=self._on_unsent,
             arena=arena,
             understands=CLIENT_FRAMES,
+            on_broken=self._on_broken,
+            curve=curve,
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
@@ -263,6 +297,7 @@ class BusClient:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         on_introduce: Callable[[], None] | None = None,
         on_silent: Callable[[], None] | None = None,
+        curve: Curve | None = None,
     ) -> Self:
         """Join the deployment.
 
@@ -276,12 +311,24 @@ class BusClient:
             arena: what this client may lend through shared memory.
             on_introduce: called when a coordinator that does not know this client has been told who it is.
             on_silent: called with each heartbeat while the coordinator has left several unanswered.
+            curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
+                with ``client.KEY``.
 
         Raises:
             Unavailable: no welcome within `timeout_s`.
             OmniBusError: the coordinator refused this client (another protocol version) within `timeout_s`.
         """
-        client = cls(name, listen, coordinator_endpoint, role, on_lost, arena, on_introduce, on_silent)
+        client = cls(
+            name,
+            listen,
+            coordinator_endpoint,
+            role,
+            on_lost,
+            arena,
+            on_introduce=on_introduce,
+            on_silent=on_silent,
+            curve=curve,
+        )
         client.perform(client._member.start(client._driver.now))
         if timeout_s is not None:
             try:
@@ -327,6 +374,7 @@ class BusClient:
         """
         request = Request(self, new_request_id())
         self.requests[request.id] = request
+        request.limit(timeout_s)
         submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
         self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
@@ -348,6 +396,11 @@ class BusClient:
             return await future
         finally:
             del self._calls[call]
+
+    @property
+    def address(self) -> dict[str, str]:
+        """This client as a supervisor reads it from the log."""
+        return self._driver.address
 
     async def heard(self) -> None:
         """Wait until the coordinator says something: within a heartbeat, if there is one."""
@@ -416,7 +469,7 @@ class BusClient:
         match frame:
             case Chunk() | Credit():
                 self.perform(self.core.on_frame(sender, frame, now))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost():
+            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)
                 self.core.on_coordinator_heard()
@@ -426,6 +479,8 @@ class BusClient:
                     self.perform(self.core.on_coordinator_changed(now))
                     if self._on_introduce is not None:
                         self._on_introduce()
+                elif isinstance(frame, Broken) and frame.target == self._driver.me:
+                    self.perform(self.core.on_link_broken(frame.source))
                 elif isinstance(frame, Lost):
                     self.perform(self.core.on_peer_lost(frame.peer))
                     if self._on_lost is not None:
@@ -435,6 +490,11 @@ class BusClient:
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self.perform(self.core.on_unsent(request, error))
+
+    def _on_broken(self, peer: Peer) -> None:
+        self.perform(self._member.on_link_broken(peer, self._driver.now))
+        if peer == self._member.coordinator:
+            self.perform(self.core.on_coordinator_changed(self._driver.now))
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

@@ -6,16 +6,21 @@
     ├── BadInput            the caller's fault: names the field, the value and what is allowed
     │   ├── UnknownName     no such model, pipeline, adapter, actor …
     │   ├── InputTooLarge   a body, prompt or payload over its limit
+    │   │   └── MediaTooLarge   a file, picture, sound or video over one of its limits
+    │   ├── Unreachable     an address that the caller named does not answer as it must
+    │   ├── StorageQuotaExceeded   what the caller keeps here is as much as it may
     │   └── ConfigError     a deployment file that can't be served; carries every problem at once
     ├── BadFrame            the peer's fault: bytes or a frame that break the protocol
     ├── Refused             capacity: nothing wrong with the request, try again after `retry_after_s`
     │   ├── Overloaded      the queue is full
     │   ├── QuotaExceeded   the caller's own limit or rate
-    │   └── Unavailable     a needed stage is not there (starting, lost, draining)
+    │   ├── Unavailable     a needed stage is not there (starting, lost, draining)
+    │   └── StorageFull     the disk, or what all callers together may keep on it, is full
     ├── DeadlineExceeded    the request's own time limit passed
     ├── RequestCancelled    somebody asked for it to end
     ├── StageFailed         a stage raised while working on the request
     ├── StageLost           the process that worked on the request is gone
+    │   └── LinkBroken      it lives, but the connection to it broke, and frames may be lost
     └── StartFailed         a process of the deployment did not come up
 
 Errors that cross the bus travel as `ErrorInfo`; `to_info` and `from_info` convert, and `code` is the key.
@@ -87,6 +92,24 @@ class InputTooLarge(BadInput):
     code = "input_too_large"
 
 
+class MediaTooLarge(InputTooLarge):
+    """A file, picture, sound or video over its limit of bytes, pixels, frames or seconds."""
+
+    code = "media_too_large"
+
+
+class Unreachable(BadInput):
+    """An address that the caller named does not answer, not in time, or not with what was asked for."""
+
+    code = "unreachable"
+
+
+class StorageQuotaExceeded(BadInput):
+    """What the caller keeps here is as much as it may: something must be deleted first."""
+
+    code = "storage_quota_exceeded"
+
+
 class ConfigError(BadInput):
     """A deployment file that can't be served."""
 
@@ -127,6 +150,12 @@ class Unavailable(Refused):
     code = "unavailable"
 
 
+class StorageFull(Refused):
+    """The disk, or what all callers together may keep on it, is full."""
+
+    code = "storage_full"
+
+
 class DeadlineExceeded(OmniBusError):
     """The request's time limit passed."""
 
@@ -151,6 +180,12 @@ class StageLost(OmniBusError):
     code = "stage_lost"
 
 
+class LinkBroken(StageLost):
+    """The connection between two actors that worked on the request broke, and what was under way may be lost."""
+
+    code = "link_broken"
+
+
 class StartFailed(OmniBusError):
     """A process of the deployment did not come up."""
 
@@ -163,15 +198,20 @@ _BY_CODE: dict[str, type[OmniBusError]] = {
         BadInput,
         UnknownName,
         InputTooLarge,
+        MediaTooLarge,
+        Unreachable,
+        StorageQuotaExceeded,
         BadFrame,
         Refused,
         Overloaded,
         QuotaExceeded,
         Unavailable,
+        StorageFull,
         DeadlineExceeded,
         RequestCancelled,
         StageFailed,
         StageLost,
+        LinkBroken,
         StartFailed,
     )
 }

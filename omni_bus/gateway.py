@@ -55,6 +55,7 @@ class Gateway(ABC):
         pipelines: the pipelines to serve, by name; each passed `can_serve`.
         name: the table's name.
         callers: the deployment's ``[callers.NAME]`` tables: whose API keys are whose.
+        state_dir: folder for what outlives the process; its own, made by whoever first writes there.
     """
 
     Options: ClassVar[type[msgspec.Struct]]
@@ -68,12 +69,14 @@ class Gateway(ABC):
         *,
         name: str = "gateway",
         callers: Mapping[str, CallerConfig] | None = None,
+        state_dir: str = "",
     ) -> None:
         self.options = options
         self.client = client
         self.pipelines = dict(pipelines)
         self.name = name
         self.callers = dict(callers or {})
+        self.state_dir = state_dir
         self.is_draining = False
         """Set once: open responses go on, new requests are refused, health says so."""
 
@@ -86,6 +89,14 @@ class Gateway(ABC):
     def check(cls, options: Any) -> list[str]:
         """Return every reason why these options can't work, found without serving (a missing key file, say)."""
         return []
+
+    @classmethod
+    def is_guarded(cls, options: Any, callers: Mapping[str, CallerConfig]) -> bool:
+        """Whether only those get in who have a key: of these options', or of the deployment's callers.
+
+        A gateway that is not guarded listens off the loopback only in a deployment that is insecure, and says so.
+        """
+        return False
 
     @abstractmethod
     def app(self) -> web.Application:
@@ -104,6 +115,9 @@ class Gateway(ABC):
     def refuse_head(self, status: HTTPStatus | int, message: str) -> web.Response:
         """Render the refusal of a request whose head could not be read."""
         return web.Response(status=int(status), text=message)
+
+    async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Change the head of any answer before it is sent, those of streams and errors too."""
 
     def close(self) -> None:
         """Give everything back; called once, with no request left."""
@@ -240,6 +254,7 @@ class GatewayServer:
         self._is_retiring = False
         app = gateway.app()
         app.middlewares.insert(0, self._count)
+        app.on_response_prepare.append(gateway.before_answer)
         app.on_response_prepare.append(self._say_last)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         self._listeners: list[asyncio.Server] = []

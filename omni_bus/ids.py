@@ -21,6 +21,9 @@ EdgeId = int
 MAX_ACTOR_NAME_BYTES = 200
 """ZeroMQ allows 255 bytes of routing id; 22 are the separator, the incarnation and the mark of a second socket."""
 
+CLIENT_PREFIX = "client."
+"""Actors that connect with a client's own key are called ``client.KEY`` or ``client.KEY.ANYTHING``; no others are."""
+
 # Exactly what `Sender` writes: `int` alone would also read "+", "-", "_", spaces and capitals, and so give one
 # actor many ids.
 _ROUTING_ID = re.compile(rb"(.+):([0-9a-f]{16})(?:/bulk)?", re.DOTALL)

@@ -150,13 +150,13 @@ class Streams:
         core = self._client.core
         on_frame = core.on_frame
 
-        def watch(sender: Sender, frame: Any) -> Any:
+        def watch(sender: Sender, frame: Any, now: float) -> Any:
             if isinstance(frame, Cancelled) and frame.request in waiting:
                 waiting.discard(frame.request)
                 confirmed.append(time.perf_counter() - begun)
                 if not waiting:
                     is_over.set()
-            return on_frame(sender, frame)
+            return on_frame(sender, frame, now)
 
         core.on_frame = watch
         begun = time.perf_counter()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 START_S = 60.0
+STOP_S = 60.0
 
 
 class Deployment:
@@ -70,8 +71,9 @@ class Deployment:
             self._wait_until_ready()
         except BaseException:
             self._stop()
+            self._remove()
             raise
-        self._reader = threading.Thread(target=self._discard, daemon=True)
+        self._reader = threading.Thread(target=self._read_on, daemon=True)
         self._reader.start()
         return self
 
@@ -79,6 +81,7 @@ class Deployment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+        self._remove()
 
     async def client(self) -> BusClient:
         """Join the deployment's bus."""
@@ -120,7 +123,7 @@ class Deployment:
             alarm.cancel()
         raise RuntimeError(f"the deployment did not start: {''.join(seen)}")
 
-    def _discard(self) -> None:
+    def _read_on(self) -> None:
         """Read the log, so that nobody waits to write it."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -136,13 +139,15 @@ class Deployment:
         if self._reader is None:
             self._process.stdout.close()
         try:
-            self._process.wait(30)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         if self._reader is not None:
             self._reader.join(5)
             self._process.stdout.close()
+
+    def _remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

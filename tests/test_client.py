@@ -25,6 +25,7 @@ from omni_bus.errors import (
     Overloaded,
     RequestCancelled,
     StageFailed,
+    StageLost,
     Unavailable,
     UnknownName,
 )
@@ -44,6 +45,7 @@ adapter = "synthetic-text"
 tokens = 4
 max_num_seqs = 64
 max_resident = 128
+step_timeout_s = 3
 
 [pipelines.text]
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
@@ -275,6 +277,20 @@ async def test_deadline_ends_a_request(bus: Bus, client: BusClient) -> None:
     await bus.is_at_rest()
 
 
+@pytest.mark.parametrize("is_admitted", [False, True])
+async def test_deadline_ends_a_request_without_a_coordinator(
+    bus: Bus, client: BusClient, monkeypatch: pytest.MonkeyPatch, *, is_admitted: bool
+) -> None:
+    monkeypatch.setattr("omni_bus.client.OVERDUE_S", 0.0)
+    request = await ask(client, timeout_s=0.05, tokens=100_000) if is_admitted else None
+    await bus.coordinator.close()
+
+    with pytest.raises(DeadlineExceeded):
+        await (words_of(request) if request is not None else client.submit("text", timeout_s=0.05))
+
+    assert client.requests == {}
+
+
 async def test_unknown_names_are_refused(client: BusClient) -> None:
     with pytest.raises(UnknownName, match="unknown pipeline 'txt'"):
         await client.submit("txt")
@@ -332,6 +348,73 @@ async def test_lost_coordinator_leaves_streams_alone(bus: Bus, client: BusClient
     await bus.stage_is_ready(client)
     await bus.is_at_rest()
     assert len(await words_of(await ask(client))) == 4
+
+
+async def test_silent_coordinator_is_not_waited_for(bus: Bus, client: BusClient) -> None:
+    running = await ask(client, tokens=100_000)
+    await anext(running)
+    await bus.coordinator.close()
+
+    with pytest.raises(Unavailable, match="the coordinator does not answer"):
+        await client.submit("text")
+    with pytest.raises(Unavailable, match="the coordinator does not answer"):
+        await client.admin("status")
+
+    assert isinstance(await anext(running), Item)
+    running.cancel()
+    bus.coordinator = CoordinatorActor(bus.deployment)
+    await bus.stage_is_ready(await bus.client("another"))
+    await bus.is_at_rest()
+
+
+async def test_replica_that_is_lost_before_any_output_is_replaced_unnoticed(bus: Bus, client: BusClient) -> None:
+    begun = await ask(client, tokens=100_000)
+    await anext(begun)
+    quiet = await client.submit("text")
+    first = quiet.route
+    await quiet.send("messages", PROMPT)
+
+    await bus.stage.close()
+    with pytest.raises(StageLost) as lost:
+        await words_of(begun)
+    assert (lost.value.stage, lost.value.is_retry_safe) == ("llm", True)
+    bus.stage = StageActor(bus.deployment, "llm", 0)
+    await bus.stage.load()
+    quiet.finish("messages")
+
+    assert await words_of(quiet) == ["hi:0", "hi:1", "hi:2", "hi:3"]
+    assert quiet.route.stages["llm"].incarnation != first.stages["llm"].incarnation
+    assert (quiet.route.is_retry, first.is_retry) == (True, False)
+
+
+async def test_cancel_ends_what_waits_for_a_replica(bus: Bus, client: BusClient) -> None:
+    quiet = await client.submit("text")
+    await bus.stage.close()
+    while (await client.admin("status"))["requests"]["rerouted"] == 0:
+        pass
+
+    quiet.cancel()
+
+    while (await client.admin("status"))["requests"]["live"]:
+        pass
+    bus.stage = StageActor(bus.deployment, "llm", 0)
+    await bus.stage.load()
+    assert bus.stage.stats.waiting == 0
+
+
+async def test_stuck_engine_gives_its_replica_up(bus: Bus, client: BusClient) -> None:
+    """Nobody restarts it here; its loop still answers, but is not believed."""
+    stuck = await ask(client, tokens=9, hang_at_step=3)
+
+    with pytest.raises(StageLost) as lost:
+        await words_of(stuck)
+
+    assert lost.value.stage == "llm"
+    (row,) = [row for row in await client.admin("health") if row["role"] == "stage"]
+    assert (row["is_live"], row["is_ready"], row["phase"]) == (False, False, "lost")
+    assert row["reason"].startswith("its engine has made no progress for ")
+    with pytest.raises(Unavailable, match=r"llm\.0: lost, its engine has made no progress"):
+        await client.submit("text")
 
 
 async def test_no_coordinator_is_told_in_time(bus: Bus) -> None:

@@ -11,14 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import zmq
 
-from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, WILDCARD_HOSTS, SocketLimits, descriptor_of, open_router
-from omni_bus.errors import BadFrame, BadInput
+from omni_bus.bus.curve import may_speak_as
+from omni_bus.bus.sockets import (
+    DEFAULT_SOCKET_LIMITS,
+    WILDCARD_HOSTS,
+    SocketLimits,
+    bind,
+    descriptor_of,
+    is_tcp,
+    make_router,
+)
+from omni_bus.errors import BadFrame, BadInput, StartFailed
 from omni_bus.ids import Sender, parse_sender
 from omni_bus.wire.codec import MAX_PARTS, BadChunk, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from omni_bus.bus.authenticator import Authenticator
     from omni_bus.wire.codec import DeviceReference, Reference
     from omni_bus.wire.payloads import Blob
 
@@ -68,6 +78,8 @@ class Inbox:
     dropped. A chunk whose payload can't be read is counted and logged too, but delivered with `Unreadable` in its
     place, so that its request fails.
 
+    On a TCP socket with keys, messages of an actor come over a connection of its own key only (`may_speak_as`).
+
     Args:
         context: where the socket is made; its owner terminates it.
         endpoint: ``ipc://PATH`` or ``tcp://ADDRESS:PORT``; port 0 takes a free one.
@@ -77,6 +89,7 @@ class Inbox:
         advertise_host: what others connect to when `endpoint` listens on all interfaces.
         limits: of the socket.
         max_batch: messages per turn of the loop.
+        authenticator: who may connect, if `endpoint` is an address of TCP; without it, everybody may.
 
     Raises:
         BadInput: an address that is malformed, too long, or that others could not connect to.
@@ -95,6 +108,7 @@ class Inbox:
         advertise_host: str = "",
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         max_batch: int = 128,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
@@ -108,12 +122,24 @@ class Inbox:
         self._num_bad = 0
         self._bad_by_peer: Counter[bytes] = Counter()
         self._is_draining = False
-        if not advertise_host and endpoint.startswith("tcp://"):
+        if not advertise_host and is_tcp(endpoint):
             _refuse_wildcard(endpoint)
-        self._socket = open_router(context, endpoint, limits)
+        self._authenticator = authenticator if is_tcp(endpoint) else None
+        curve = None if self._authenticator is None else self._authenticator.curve
+        self._socket = make_router(context, endpoint, limits, curve)
+        if self._authenticator is not None:
+            self._authenticator.watch(self._socket)
+        try:
+            bind(self._socket, endpoint)
+        except StartFailed:
+            if self._authenticator is not None:
+                self._authenticator.unwatch()
+            raise
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = _connectable(bound, advertise_host)
         self._recv = self._socket.recv
+        self.handle = self._decode_and_deliver
+        """Takes each message; `omni_bus.bus.faulty` puts itself before it."""
         # pyzmq's own goes through an enum
         self._get = cast("Callable[[int], int]", super(zmq.Socket, self._socket).get)
         self._is_open = True
@@ -133,6 +159,8 @@ class Inbox:
             return
         self._is_open = False
         self._loop.remove_reader(self._descriptor)
+        if self._authenticator is not None:
+            self._authenticator.unwatch()
         self._socket.close(0)
 
     def _on_readable(self) -> None:
@@ -168,7 +196,7 @@ class Inbox:
             self._loop.call_soon(self._drain)
 
     def _take(self, routing_id: bytes) -> None:
-        """Receive the rest of a message and deliver it.
+        """Receive the rest of a message and handle it.
 
         It is all there: ZeroMQ hands over whole messages, and a ROUTER's have at least two parts.
         """
@@ -177,6 +205,18 @@ class Inbox:
         parts: list[Part] = [header.bytes]
         if header.more:
             self._take_blobs(parts)
+        if self._authenticator is None or self._is_allowed(routing_id, _user_of(header)):
+            self.handle(routing_id, parts)
+
+    def _is_allowed(self, routing_id: bytes, user: str) -> bool:
+        """Judge each message: the next one of the same routing id may come over another connection."""
+        sender = self._senders.get(routing_id) or self._learn(routing_id)
+        if sender is None or may_speak_as(user, sender.actor):
+            return True
+        self._drop(routing_id, f"a connection of '{user}' may not speak for it")
+        return False
+
+    def _decode_and_deliver(self, routing_id: bytes, parts: list[Part]) -> None:
         sender = self._senders.get(routing_id) or self._learn(routing_id)
         if sender is None:
             self._drop(routing_id, "the routing id is no actor's")
@@ -227,6 +267,11 @@ class Inbox:
                 return
             _log.warning("dropped a message from %r: %s (further ones are only counted)", routing_id, reason)
         known[routing_id] += 1
+
+
+def _user_of(message: zmq.Frame) -> str:
+    """Return whose key the message's connection has (`Curve.user_of`)."""
+    return cast("str", message.get(b"User-Id"))
 
 
 def _refuse_wildcard(endpoint: str) -> None:

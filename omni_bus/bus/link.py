@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import zmq
 
 from omni_bus.bus.arena import DEFAULT_ARENA_LIMITS, Arena, ArenaLimits, ArenaStatistics
+from omni_bus.bus.authenticator import Authenticator
 from omni_bus.bus.borrowed import Borrowed, BorrowedStatistics
 from omni_bus.bus.cuda_ipc import DEFAULT_CUDA_LIMITS, CudaArena, CudaLimits, CudaStatistics, CudaViews
 from omni_bus.bus.inbox import Inbox, InboxStatistics
 from omni_bus.bus.outbox import Outbox, OutboxStatistics
+from omni_bus.bus.sockets import is_tcp
 from omni_bus.ids import Peer, Sender, new_incarnation
 from omni_bus.wire.codec import DeviceReference, Reference
 from omni_bus.wire.frames import Confirm, Confirmed, Mapped, MappedDevice, Offer, OfferDevice, Release
@@ -22,10 +24,14 @@ from omni_bus.wire.payloads import ordinary_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Blob
 
 _log = logging.getLogger(__name__)
+
+MAX_SOCKETS = 8192
+"""Each peer that is reached over TCP takes three, one to send and two to watch it; the default is 1023."""
 
 
 class LinkStatistics(NamedTuple):
@@ -36,6 +42,8 @@ class LinkStatistics(NamedTuple):
     borrowed: BorrowedStatistics
     arena: ArenaStatistics | None
     cuda: dict[int, CudaStatistics]
+    refused: int = 0
+    """Connections whose handshake failed."""
 
 
 class Link:
@@ -51,6 +59,10 @@ class Link:
         on_stuck: called with a peer that does not read any more.
         arena: how much may be lent, and from which length on; others' arenas are read in any case.
         cuda: how much device memory may be lent; others' is read in any case.
+        curve: the keys for TCP sockets; without them, these are neither encrypted nor guarded.
+        on_broken: called with a peer to whom a TCP connection broke (`Outbox`).
+        on_unreachable: called, again and again, with a peer to whom no TCP connection can be made.
+        on_refused: called with a peer that takes no connection of ours, and why.
     """
 
     def __init__(
@@ -61,10 +73,16 @@ class Link:
         on_stuck: Callable[[Peer], None],
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         cuda: CudaLimits = DEFAULT_CUDA_LIMITS,
+        *,
+        curve: Curve | None = None,
+        on_broken: Callable[[Peer], None] | None = None,
+        on_unreachable: Callable[[Peer], None] | None = None,
+        on_refused: Callable[[Peer, str], None] | None = None,
     ) -> None:
         sender = Sender(name, new_incarnation())
         self._borrowed = Borrowed(lambda peer, frame: self.send(peer, frame))  # noqa: PLW0108 (`send` is not there yet)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._views = CudaViews(self._borrowed.give_back)
         handlers = {
             Offer: self._on_offer,
@@ -75,12 +93,22 @@ class Link:
             Confirm: self._on_confirm,
             Confirmed: self._on_confirmed,
         }
+        self._authenticator = Authenticator(self._context, curve) if curve is not None and is_tcp(listen) else None
         self._unconfirmed: dict[int, Peer] = {}
         self._num_confirms = 0
         self._is_confirmed = asyncio.Event()
         try:
-            self._inbox = Inbox(self._context, listen, deliver, handlers=handlers, fetch=self._fetch)
+            self._inbox = Inbox(
+                self._context,
+                listen,
+                deliver,
+                handlers=handlers,
+                fetch=self._fetch,
+                authenticator=self._authenticator,
+            )
         except BaseException:
+            if self._authenticator is not None:
+                self._authenticator.close()
             self._context.term()
             raise
         self.me = Peer(name, sender.incarnation, self._inbox.endpoint)
@@ -94,6 +122,10 @@ class Link:
             arena=self._arena,
             lend_from_bytes=arena.threshold_bytes,
             cuda=self._cuda,
+            curve=curve,
+            on_broken=on_broken,
+            on_unreachable=on_unreachable,
+            on_refused=on_refused,
         )
         self.send = self._outbox.send
 
@@ -132,6 +164,7 @@ class Link:
             self._borrowed.statistics(),
             arena,
             self._cuda.statistics(),
+            0 if self._authenticator is None else self._authenticator.num_refused,
         )
 
     async def delivered(self, timeout_s: float) -> bool:
@@ -160,6 +193,8 @@ class Link:
     async def close(self, linger_s: float) -> None:
         """Send what can still be sent within `linger_s`, then close."""
         self._inbox.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         await self._outbox.close(linger_s)
         self._borrowed.close()
         if self._arena is not None:

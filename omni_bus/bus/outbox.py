@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import zmq
 
-from omni_bus.bus.sockets import DEFAULT_SOCKET_LIMITS, SocketLimits, descriptor_of, open_dealer
+from omni_bus.bus.monitor import MECHANISM_MISMATCH, Monitor
+from omni_bus.bus.sockets import (
+    DEFAULT_SOCKET_LIMITS,
+    DealerKeys,
+    SocketLimits,
+    connect,
+    descriptor_of,
+    is_tcp,
+    make_dealer,
+)
 from omni_bus.errors import BadInput, InputTooLarge, OmniBusError
 from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec, DeviceReference, Reference
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 
     from omni_bus.bus.arena import Arena
     from omni_bus.bus.cuda_ipc import CudaArena
+    from omni_bus.bus.curve import Curve
     from omni_bus.ids import Peer, Sender
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Blob
@@ -51,6 +61,17 @@ BULKY_KINDS = frozenset(str(cls.__struct_config__.tag) for cls in BULKY_TYPES)
 Messages queue whole in a socket. On one, 20 ms of sound waited for the 8 MiB video frames before it: 19 ms (ipc) and 14
 ms (tcp on loopback) more at the 99th percentile, against 2 and 4 ms on two (`scripts/bench_link.py`).
 """
+
+_WATCHED = int(
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+MAX_FAILURES = 5
+"""Attempts to connect that may fail before a peer counts as unreachable; they take a second and a half if refused."""
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -107,8 +128,11 @@ class _Lane:
         "backlog",
         "backlog_bytes",
         "descriptor",
+        "is_connected",
         "is_flushing",
         "is_stuck",
+        "monitor",
+        "num_failures",
         "peer",
         "reader",
         "send",
@@ -125,6 +149,11 @@ class _Lane:
         self.backlog_bytes = 0
         self.is_flushing = False
         self.is_stuck = False
+        self.monitor: Monitor | None = None
+        self.is_connected = False
+        """As far as `monitor` tells; with the other end's word that it takes us."""
+        self.num_failures = 0
+        """Attempts to connect, since the last one that went well."""
         self.descriptor = -1
         if socket is not None:
             socket.copy_threshold = COPY_BELOW_BYTES
@@ -176,6 +205,11 @@ class Outbox:
     the frame holds a reference. Such a peer is asked first whether it can read the arena (`Offer`); until it says so
     (`mapped`), and whenever there is no room, blobs travel in messages.
 
+    A TCP connection may break while both ends live. ZeroMQ makes a new one, but what was under way is lost, and nobody
+    can tell how much: `on_broken` is called once for each break. While no connection can be made, frames wait, and
+    `on_unreachable` is called with each attempt that fails after the first few. A peer that refuses our key is given up
+    as a stuck one is; `on_refused` is called instead.
+
     Not for use from several threads.
 
     Args:
@@ -187,6 +221,10 @@ class Outbox:
         arena: where blobs are lent from, if at all.
         lend_from_bytes: shorter blobs are not lent.
         cuda: where blobs in device memory are lent from, if at all.
+        curve: the keys for TCP sockets; without them, these are not encrypted.
+        on_broken: told the peer to whom a TCP connection broke; frames sent before may be lost, later ones are not.
+        on_unreachable: told the peer to whom no TCP connection can be made, again and again.
+        on_refused: told the peer that takes no connection of ours, and why, which is not logged here.
 
     Raises:
         BadInput: the sender's name is too long for a routing id.
@@ -204,9 +242,17 @@ class Outbox:
         arena: Arena | None = None,
         lend_from_bytes: int = 0,
         cuda: CudaArena | None = None,
+        curve: Curve | None = None,
+        on_broken: Callable[[Peer], None] | None = None,
+        on_unreachable: Callable[[Peer], None] | None = None,
+        on_refused: Callable[[Peer, str], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = context
+        self._curve = curve
+        self._on_broken = on_broken
+        self._on_unreachable = on_unreachable
+        self._on_refused = on_refused or (lambda peer, _: on_stuck(peer))
         if len(sender.actor.encode()) > MAX_ACTOR_NAME_BYTES:
             raise BadInput(
                 f"actor name '{sender.actor}' is too long (allowed: {MAX_ACTOR_NAME_BYTES} bytes)", field="actor"
@@ -327,14 +373,63 @@ class Outbox:
             if not self._is_closed:
                 lanes[peer] = lane
             return lane
-        routing_id = self._sender.encode_bulk() if is_bulk else self._sender.encode()
         try:
-            lane = _Lane(peer, open_dealer(self._context, routing_id, peer.endpoint, self._limits))
+            lane = self._connect(peer, self._sender.encode_bulk() if is_bulk else self._sender.encode())
         except BadInput as error:
             lane = _Lane(peer, None)
             self._give_up(lane, error.message)
         lanes[peer] = lane
         return lane
+
+    def _connect(self, peer: Peer, routing_id: bytes) -> _Lane:
+        """Return a lane whose socket connects in the background.
+
+        Raises:
+            BadInput: the address can't be used, or nobody of that name is allowed.
+        """
+        keys = None
+        if self._curve is not None and is_tcp(peer.endpoint):
+            server = self._curve.server_key(peer.actor)
+            if server is None:
+                raise BadInput(f"there is no allowed key of '{peer.actor}'", field="key_folder")
+            keys = DealerKeys(self._curve.public, self._curve.secret, server)
+        dealer = make_dealer(self._context, routing_id, peer.endpoint, self._limits, keys)
+        lane = _Lane(peer, dealer)
+        if is_tcp(peer.endpoint):
+            lane.monitor = Monitor(dealer, _WATCHED, lambda event, value, _: self._on_event(lane, event, value))
+        try:
+            connect(dealer, peer.endpoint)
+        except BadInput:
+            if lane.monitor is not None:
+                lane.monitor.close()
+            raise
+        return lane
+
+    def _on_event(self, lane: _Lane, event: int, value: int) -> None:
+        """Take what became of a lane's connection; ZeroMQ connects again by itself, except to whoever refused it."""
+        match event:
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                lane.is_connected, lane.num_failures = True, 0
+            case zmq.EVENT_DISCONNECTED:
+                was_connected, lane.is_connected = lane.is_connected, False
+                if was_connected and not lane.is_stuck and self._on_broken is not None:
+                    self._on_broken(lane.peer)
+            case zmq.EVENT_CONNECT_RETRIED:
+                lane.num_failures += 1
+                if lane.num_failures == MAX_FAILURES:
+                    # After a connection that was broken off at once, too: then the other end has another key.
+                    _log.warning("can't connect to %s at %s; trying on", lane.peer.actor, lane.peer.endpoint)
+                if lane.num_failures >= MAX_FAILURES and not lane.is_stuck and self._on_unreachable is not None:
+                    self._on_unreachable(lane.peer)
+            case _:
+                self._give_up(lane, self._why_refused(event, value), is_refused=True)
+
+    def _why_refused(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "it does not allow our key"
+        if value == MECHANISM_MISMATCH:
+            return "it has no keys" if self._curve is not None else "it wants keys"
+        return "it does not speak as we do"
 
     def _lend(self, blob: Blob) -> Lent | None:
         """Put a blob of the frame that is being encoded into the arena, if its peer reads that."""
@@ -436,14 +531,18 @@ class Outbox:
             self._loop.remove_reader(lane.descriptor)
         self._flushed.set()
 
-    def _give_up(self, lane: _Lane, reason: str) -> None:
-        _log.warning("gave up on %s at %s: %s", lane.peer.actor, lane.peer.endpoint, reason)
+    def _give_up(self, lane: _Lane, reason: str, *, is_refused: bool = False) -> None:
+        if not is_refused:
+            _log.warning("gave up on %s at %s: %s", lane.peer.actor, lane.peer.endpoint, reason)
         for each in (lane, self._lanes.get(lane.peer), self._bulk_lanes.get(lane.peer)):
             if each is not None and not each.is_stuck:
                 each.is_stuck = True
                 self._drop_backlog(each)
         # Later, because the caller of `send` may be in the middle of something that the callback changes.
-        self._loop.call_soon(self._on_stuck, lane.peer)
+        if is_refused:
+            self._loop.call_soon(self._on_refused, lane.peer, reason)
+        else:
+            self._loop.call_soon(self._on_stuck, lane.peer)
 
     def _drop_backlog(self, lane: _Lane) -> None:
         self._num_dropped += len(lane.backlog)
@@ -456,6 +555,8 @@ class Outbox:
 
     def _close_lane(self, lane: _Lane, *, linger_ms: int) -> None:
         self._drop_backlog(lane)
+        if lane.monitor is not None:
+            lane.monitor.close()
         if lane.socket is not None:
             lane.socket.close(linger_ms)
 

@@ -1,16 +1,22 @@
-"""The only place where sockets are made and their options set: addresses, limits, heartbeats (keys, when they come)."""
+"""The only place where sockets are made and their options set: addresses, limits, heartbeats, keys."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 import zmq
 
 from omni_bus.errors import BadInput, StartFailed
 
+if TYPE_CHECKING:
+    from omni_bus.bus.curve import Curve
+
 MAX_IPC_PATH_BYTES = 107
 """``sun_path`` in ``sockaddr_un`` has 108 bytes, the last one NUL (unix(7))."""
+
+ZAP_DOMAIN = b"omni-bus"
+"""Named, so that ZeroMQ refuses a connection which it can't ask anybody about (ZMQ_ZAP_ENFORCE_DOMAIN)."""
 
 WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
@@ -30,6 +36,14 @@ class SocketLimits(msgspec.Struct, frozen=True):
 
 
 DEFAULT_SOCKET_LIMITS = SocketLimits()
+
+
+class DealerKeys(NamedTuple):
+    """Our own pair, and the public key that the other end must have."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -52,12 +66,15 @@ def check_endpoint(endpoint: str) -> None:
         raise BadInput(f"endpoint '{endpoint}' needs HOST:PORT with a port from 0 to 65535", field="endpoint")
 
 
-def open_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limits: SocketLimits) -> zmq.Socket[bytes]:
-    """Return a bound ROUTER.
+def make_router(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limits: SocketLimits, curve: Curve | None = None
+) -> zmq.Socket[bytes]:
+    """Return a ROUTER for `bind`.
+
+    With keys, which only a TCP socket uses, somebody in the context answers who may connect (`Authenticator`).
 
     Raises:
         BadInput: the address is malformed.
-        StartFailed: the address can't be bound (in use, no such directory or interface, no permission).
     """
     check_endpoint(endpoint)
     router = context.socket(zmq.ROUTER)
@@ -66,21 +83,38 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limits: 
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     # Every actor of a deployment may connect in the same moment.
     router.setsockopt(zmq.BACKLOG, 1024)
+    if curve is not None and is_tcp(endpoint):
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, curve.secret)
+        router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    return router
+
+
+def bind(router: zmq.Socket[bytes], endpoint: str) -> None:
+    """Listen; closes the socket if that can't be.
+
+    Raises:
+        StartFailed: the address can't be bound (in use, no such directory or interface, no permission).
+    """
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:
         router.close(0)
         raise StartFailed(f"can't listen on {endpoint}: {zmq.strerror(error.errno or 0)}", field="endpoint") from error
-    return router
 
 
-def open_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], routing_id: bytes, endpoint: str, limits: SocketLimits
+def make_dealer(
+    context: zmq.Context[zmq.Socket[bytes]],
+    routing_id: bytes,
+    endpoint: str,
+    limits: SocketLimits,
+    keys: DealerKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER that connects in the background and introduces itself as `routing_id`.
+    """Return a DEALER for `connect` that introduces itself as `routing_id`; only a TCP socket uses the keys.
 
     Raises:
-        BadInput: the address is malformed, or has no meaning on this host.
+        BadInput: the address is malformed.
     """
     check_endpoint(endpoint)
     dealer = context.socket(zmq.DEALER)
@@ -88,12 +122,29 @@ def open_dealer(
     dealer.setsockopt(zmq.ROUTING_ID, routing_id)
     # Nobody answers on this socket; whoever tries anyway fills one slot.
     dealer.setsockopt(zmq.RCVHWM, 1)
+    if keys is not None and is_tcp(endpoint):
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    return dealer
+
+
+def connect(dealer: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect in the background; closes the socket if that can't be.
+
+    Raises:
+        BadInput: the address has no meaning on this host.
+    """
     try:
         dealer.connect(endpoint)
     except zmq.ZMQError as error:
         dealer.close(0)
         raise BadInput(f"can't connect to {endpoint}: {zmq.strerror(error.errno or 0)}", field="endpoint") from error
-    return dealer
+
+
+def is_tcp(endpoint: str) -> bool:
+    """Whether the address is one of TCP."""
+    return endpoint.startswith("tcp://")
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:
@@ -108,11 +159,17 @@ def _set_options(socket: zmq.Socket[bytes], endpoint: str, limits: SocketLimits)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.max_message_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-    if not endpoint.startswith("tcp://"):
+    if not is_tcp(endpoint):
         return  # the kernel reports a dead process at the other end of a unix socket at once; a paused one is not dead
+    # Only where it is meant: with it on, ZeroMQ may take a name's IPv6 address where the other end listens on IPv4.
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     # A host that vanished says nothing. The heartbeat runs on ZeroMQ's I/O thread, so a busy actor still answers; 30 s
     # is longer than a pause for a debugger's snapshot or a stalled disk, and shorter than TCP's own minutes.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    # Who drops packets would else be waited for for minutes. A handshake needs the other end's loop, which a model that
+    # loads may hold up.
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30000)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "restart": "restart parts of a running deployment one after the other, without losing a request",
     "scale": "change how many replicas stages have, without losing a request",
     "down": "stop a running deployment",
+    "keys": "make the keys of a deployment that listens on TCP, or of a client of it",
     "version": "print the version",
 }
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from omni_bus.cli.deployment import add_name_argument
-from omni_bus.cli.visit import visit
+from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.client import End, Item, Request
 from omni_bus.config.load import parse_value
 from omni_bus.errors import BadInput, unknown_name
@@ -22,14 +21,15 @@ from omni_bus.media.encode import encode_blocking, join
 from omni_bus.wire.payloads import Audio, Json, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from omni_bus.core.pipeline import Pipeline
-    from omni_bus.runtime.deployment import Deployment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-command's arguments."""
     parser.add_argument("text", help="what to say, or - to read it from standard input")
-    add_name_argument(parser)
+    add_visit_arguments(parser)
     parser.add_argument("--model", help="a pipeline, by its model name (default: the only one that takes messages)")
     parser.add_argument("--system", help="a system message before the text")
     parser.add_argument("--audio-out", metavar="FILE", help="write the spoken answer to a WAV file")
@@ -61,8 +61,8 @@ async def _call(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
-    async with visit(args) as (deployment, client):
-        pipeline = _pipeline(deployment, args.model)
+    async with visit(args) as (client, pipelines):
+        pipeline = _pipeline(pipelines, args.model)
         for stage in params:
             if stage not in pipeline.stages:
                 raise unknown_name(f"stage of '{pipeline.serve_as}'", stage, pipeline.stages, field="-p")
@@ -106,9 +106,9 @@ def _params(assignments: list[str]) -> dict[str, dict[str, Any]]:
     return params
 
 
-def _pipeline(deployment: Deployment, model: str | None) -> Pipeline:
+def _pipeline(pipelines: Mapping[str, Pipeline], model: str | None) -> Pipeline:
     """Return the pipeline of a model name, or the only one that takes messages."""
-    able = [pipeline for pipeline in deployment.pipelines.values() if pipeline.inputs == {"messages": "json"}]
+    able = [pipeline for pipeline in pipelines.values() if pipeline.inputs == {"messages": "json"}]
     names = {name: pipeline for pipeline in able for name in (pipeline.name, pipeline.serve_as, *pipeline.aliases)}
     if model is not None:
         if model not in names:

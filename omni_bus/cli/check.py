@@ -14,7 +14,12 @@ from typing import Any
 
 import msgspec
 
-from omni_bus.cli.deployment import add_config_arguments, detect_platform, load_deployment
+from omni_bus.cli.deployment import (
+    add_config_arguments,
+    detect_platform,
+    insecurities,
+    load_deployment,
+)
 from omni_bus.config.graph import warnings
 from omni_bus.config.layer import DEFAULT, hide_secrets, show_path, show_value
 from omni_bus.config.load import Loaded
@@ -47,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             _print_json({"problems": error.problems})
         return 1
-    hints = warnings(loaded.config.stages, available_cores())
+    hints = [*warnings(loaded.config.stages, available_cores()), *insecurities(loaded)]
     if args.json:
         _print_json({"settings": [_explained(s) for s in found]} if args.explain else _as_json(loaded, found, hints))
         return 0

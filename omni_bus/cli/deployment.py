@@ -10,10 +10,13 @@ from typing import Any
 import omni_bus
 from adapters import ADAPTERS
 from gateways import GATEWAYS
+from omni_bus.config.layer import DEFAULT, Origin, Problem, show_path
 from omni_bus.config.load import Loaded, load
+from omni_bus.config.validate import show_problem
 from omni_bus.engine import Engine
 from omni_bus.errors import ConfigError
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
+from omni_bus.runtime.exposure import exposures, security_problems
 
 SHIPPED_CONFIGS = Path(omni_bus.__file__).parent.parent / "configs"
 """Beside the code, in a checkout and in an installed copy."""
@@ -38,6 +41,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set one key, as in -o stages.llm.replicas=2; may be given several times",
     )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let actors without keys and gateways without API keys listen off the loopback",
+    )
 
 
 def add_name_argument(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +61,7 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
     """
     file = config_file(args.config or DEFAULT_CONFIG)
     try:
-        return load(
+        loaded = load(
             file,
             args.overrides,
             environ=os.environ,
@@ -66,6 +74,29 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
             raise
         shipped = ", ".join(shipped_configs())
         raise ConfigError(f"{problem} (shipped ones, by name: {shipped})" for problem in error.problems) from None
+    problems = security_problems(loaded.config)
+    if not is_insecure(args, loaded):
+        problems += [exposure.problem for exposure in exposures(loaded.config, loaded.protocols)]
+    if problems:
+        raise ConfigError(show_problem(problem, _origin(loaded, problem)) for problem in problems)
+    return loaded
+
+
+def is_insecure(args: argparse.Namespace, loaded: Loaded) -> bool:
+    """Whether it was said aloud that the deployment may be used by whoever reaches it."""
+    return args.insecure or loaded.config.security.insecure
+
+
+def insecurities(loaded: Loaded) -> list[str]:
+    """Return a line for each thing that whoever reaches this machine could use."""
+    found = exposures(loaded.config, loaded.protocols)
+    return [f"INSECURE: {show_path(exposure.path)}: {exposure.what}" for exposure in found]
+
+
+def _origin(loaded: Loaded, problem: Problem) -> Origin | str:
+    """Return where the key of a problem was written; the file for a default."""
+    origin = loaded.origin(show_path(problem.path))
+    return loaded.path if origin == DEFAULT else origin
 
 
 def shipped_configs() -> dict[str, Path]:

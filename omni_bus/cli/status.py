@@ -12,8 +12,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from omni_bus.cli.deployment import add_name_argument
-from omni_bus.cli.visit import visit
+from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.errors import BadInput, Unavailable
 from omni_bus.runtime import rundir
 
@@ -23,14 +22,14 @@ ANSWER_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-command's arguments."""
-    add_name_argument(parser)
+    add_visit_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the state; return 0 if all actors are live, ready and not drained, else 1."""
-    deployments = rundir.running(rundir.root(os.environ))
-    if args.name is None and len(deployments) != 1:
+    deployments = {} if args.connect is not None else rundir.running(rundir.root(os.environ))
+    if args.connect is None and args.name is None and len(deployments) != 1:
         if args.json:
             print(json.dumps({name: {"process": about.pid} for name, about in deployments.items()}))
         for name, about in deployments.items() if not args.json else ():
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    async with visit(args) as (_, client):
+    async with visit(args) as (client, _):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, actors = await client.admin("status"), await client.admin("health")

@@ -16,7 +16,7 @@ import uvloop
 
 from actors.operations import Operations
 from actors.supervisor import Supervisor
-from omni_bus.cli.deployment import add_config_arguments, load_deployment
+from omni_bus.cli.deployment import add_config_arguments, insecurities, load_deployment
 from omni_bus.cli.display import make_display
 from omni_bus.config import schema
 from omni_bus.config.graph import warnings
@@ -27,6 +27,7 @@ from omni_bus.runtime import rundir
 from omni_bus.runtime.control import ControlServer, control_path
 from omni_bus.runtime.cores import available_cores, share
 from omni_bus.runtime.deployment import Deployment, ipc_endpoint
+from omni_bus.runtime.exposure import numeric_bind
 from omni_bus.runtime.ports import bind_port
 from omni_bus.runtime.process import EXIT_CUT, EXIT_START_FAILED
 from omni_bus.runtime.signals import Stop
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         sockets = {key: bind_port(key, entry.host, entry.port) for key, entry in loaded.config.gateways.items()}
         deployment = _deployment(loaded, directory, args.log_level)
-        return uvloop.run(_up(deployment, directory, sockets, args))
+        return uvloop.run(_up(deployment, directory, sockets, args, insecurities(loaded)))
     except StartFailed as error:
         print(f"omni-bus up: {error.message}", file=sys.stderr)
         return EXIT_START_FAILED
@@ -88,14 +89,15 @@ def _name(text: str) -> str:
 def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Deployment:
     """Write down what every process needs to know."""
     threads = share(loaded.config.stages, available_cores())
-    bind = loaded.config.bind
+    bind, key_folder = numeric_bind(loaded.config.bind), loaded.config.security.key_folder
     cache_dir = rundir.cache(os.environ)
     cache_dir.mkdir(parents=True, exist_ok=True)
     deployment = Deployment(
-        config=loaded.config,
+        config=msgspec.structs.replace(loaded.config, bind=bind),
         pipelines=loaded.pipelines,
         run_dir=str(directory.path),
         cache_dir=str(cache_dir),
+        state_dir=str(rundir.state(os.environ, directory.path.name)),
         threads=threads,
         served=loaded.served,
         coordinator_endpoint=(
@@ -104,13 +106,18 @@ def _deployment(loaded: Loaded, directory: rundir.RunDir, log_level: str) -> Dep
             else f"{bind}:{loaded.config.coordinator_port}"
         ),
         log_level=log_level,
+        key_folder=os.path.abspath(key_folder) if key_folder else "",
     )
     deployment.write()
     return deployment
 
 
 async def _up(
-    deployment: Deployment, directory: rundir.RunDir, sockets: dict[str, socket.socket], args: argparse.Namespace
+    deployment: Deployment,
+    directory: rundir.RunDir,
+    sockets: dict[str, socket.socket],
+    args: argparse.Namespace,
+    insecure: list[str],
 ) -> int:
     stop = Stop(with_interrupt=True)
     display = make_display(args.log_format, sys.stdout)
@@ -144,6 +151,8 @@ async def _up(
             return 0
         starting.result()
         display.ready(deployment, urls, time.monotonic() - began_at)
+        for line in insecure:  # the last that is said, so that it is seen
+            logging.getLogger(__name__).warning(line)
         await asyncio.wait({asking, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
         if supervisor.failed.done():
             raise supervisor.failed.result()

@@ -112,6 +112,11 @@ def show_path(path: Path) -> str:
     return text
 
 
+def has_secret(text: str) -> bool:
+    """Whether raw text that could not be read as a setting may hold a secret: some word in it is a secret's key."""
+    return any(_SECRET_KEY.search(word) for word in re.findall(r"[A-Za-z0-9_]+", text))
+
+
 def is_secret(path: Path) -> bool:
     """Whether the value must not be printed, judged by its key's name."""
     return any(isinstance(part, str) and _SECRET_KEY.search(part) for part in path)

@@ -25,7 +25,7 @@ from typing import Any, cast
 import msgspec
 
 from omni_bus.config.graph import build, slot_problems
-from omni_bus.config.layer import DEFAULT, Layer, Origin, Problem, Table, is_secret, show_path, show_value
+from omni_bus.config.layer import DEFAULT, Layer, Origin, Problem, Table, has_secret, is_secret, show_path, show_value
 from omni_bus.config.lines import key_lines
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.config.validate import FILE_KEYS, AdapterClass, Draft, GatewayClass, show_problem, validate
@@ -38,7 +38,6 @@ ENVIRONMENT_PREFIX = "OMNI_BUS__"
 
 _MAX_SHOWN_CHARACTERS = 80
 _MAX_FILE_BYTES = 4 * 1024 * 1024
-_KEY = re.compile(r"\s*([\w.\"'\s-]+?)\s*=")
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -212,15 +211,18 @@ def _syntax_problem(file: str, message: str, text: str) -> str:
         message = message.removesuffix(" (at end of document)")
         return f"{file}:{len(lines)}:{len(lines[-1]) + 1}: not valid TOML: {message}, where the file ends"
     line, column = position.groups()
-    shown = "" if _is_secret_line(lines[: int(line)]) else lines[int(line) - 1].strip()[:_MAX_SHOWN_CHARACTERS]
+    shown = "" if _is_near_secret(lines[: int(line)]) else lines[int(line) - 1].strip()[:_MAX_SHOWN_CHARACTERS]
     return f"{file}:{line}:{column}: not valid TOML: {message[: position.start()]}" + (f" in: {shown}" if shown else "")
 
 
-def _is_secret_line(lines: Sequence[str]) -> bool:
-    """Whether the last of these lines may hold a secret: the last key before its end has the name of one."""
-    keys = (found[1] for line in reversed(lines) if (found := _KEY.match(line)) is not None)
-    key = next(keys, "")
-    return is_secret(tuple(part.strip(" \t\"'") for part in key.split(".")))
+def _is_near_secret(lines: Sequence[str]) -> bool:
+    """Whether the last line may hold a secret: its own key is one's, or that of the value that it goes on with."""
+    for line in reversed(lines):
+        if has_secret(line):
+            return True
+        if "=" in line or line.lstrip().startswith("["):
+            return False
+    return False
 
 
 def _nearest_file(file: str) -> str:
@@ -315,15 +317,17 @@ def _lay_overrides(merged: Layer, overrides: Sequence[str]) -> list[str]:
     for text in overrides:
         key, equals, value = text.partition("=")
         path = _parse_key(key) if equals else None
+        shown = f"{key.strip()}={'***' if path and is_secret(path) else value}" if equals else text
+        if path is None and has_secret(text):
+            shown = "***"
         if not _is_text(text):
-            problems.append(f"-o {text}: not UTF-8")
+            problems.append(f"-o {shown}: not UTF-8")
         elif path is None:
             form = "the form is -o dotted.key=value, as in -o stages.llm.replicas=2"
-            problems.append(f"-o {text}: not a setting; {form}")
+            problems.append(f"-o {shown}: not a setting; {form}")
         elif path[0] in FILE_KEYS:
-            problems.append(f"-o {text}: '{path[0]}' can only be written in a file")
+            problems.append(f"-o {shown}: '{path[0]}' can only be written in a file")
         else:
-            shown = f"{key.strip()}={'***' if is_secret(path) else value}"
             merged.put(path, parse_value(value), Origin(f"-o {shown}"))
     return problems
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from omni_bus.core.quota import Quota
+from omni_bus.core.restart import MAX_DELAY_S
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -122,6 +123,15 @@ class CallerConfig(msgspec.Struct, frozen=True):
         )
 
 
+class SecurityConfig(msgspec.Struct, frozen=True):
+    """The ``[security]`` table."""
+
+    key_folder: str = ""
+    """Folder with the deployment's keys, as ``omni-bus keys`` makes it; TCP between actors is encrypted with them."""
+    insecure: bool = False
+    """Lets actors without keys and gateways without API keys listen off the loopback, as ``--insecure`` does."""
+
+
 class DeploymentConfig(msgspec.Struct, frozen=True):
     """The whole file, merged and validated."""
 
@@ -132,7 +142,7 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     gateways: dict[str, GatewayConfig] = {}
     callers: dict[str, CallerConfig] = {}
     bind: Bind = "ipc"
-    """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``."""
+    """Where actors listen: ``ipc`` (one host) or ``tcp://ADDRESS``, which needs keys off the loopback."""
     coordinator_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 7550
     """Where the coordinator listens when `bind` is an address; unused with ``ipc``."""
     start_timeout_s: Seconds = 120.0
@@ -150,3 +160,6 @@ class DeploymentConfig(msgspec.Struct, frozen=True):
     """Actors report so often; one that misses five is lost."""
     max_restarts: NonNegative = 5
     """Restarts of one process within ten minutes before its stage is degraded."""
+    max_restart_delay_s: Seconds = MAX_DELAY_S
+    """The wait before a restart doubles with each death within ten minutes, from half a second up to this."""
+    security: SecurityConfig = SecurityConfig()

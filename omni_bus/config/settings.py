@@ -10,9 +10,16 @@ import msgspec
 from omni_bus.config.allowed import allowed
 from omni_bus.config.layer import Origin, Path, show_path
 from omni_bus.config.load import Loaded
-from omni_bus.config.schema import CallerConfig, DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
+from omni_bus.config.schema import (
+    CallerConfig,
+    DeploymentConfig,
+    GatewayConfig,
+    PipelineConfig,
+    SecurityConfig,
+    StageConfig,
+)
 
-_NESTED = ("stages", "pipelines", "gateways", "callers")
+_NESTED = ("security", "stages", "pipelines", "gateways", "callers")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -39,6 +46,7 @@ def settings(loaded: Loaded) -> list[Setting]:
     """Return every setting, defaults too, in the order of the schema."""
     config = loaded.config
     found = list(_of_struct(loaded, (), DeploymentConfig, _plain(config), skip=_NESTED))
+    found += _of_struct(loaded, ("security",), SecurityConfig, _plain(config.security))
     for name, stage in config.stages.items():
         path = ("stages", name)
         found += _of_struct(loaded, path, StageConfig, _plain(stage), skip=("options", "params"))

@@ -113,8 +113,8 @@ def _stage(name: str, table: Table, path: Path, draft: Draft, adapter_class: Ada
             convert(own.get("params", {}), found.Params, (*path, "params"), draft.problems)
 
 
-def _placed(path: Path, found: type[Engine], reason: str) -> Problem:
-    """Return an adapter's reason at the key that it begins with (``model: there is no …``), else at the stage."""
+def _placed(path: Path, found: type[Any], reason: str) -> Problem:
+    """Return a class's reason at the key that it begins with (``model: there is no …``), else at its table."""
     key, colon, rest = reason.partition(": ")
     keys = {"adapter", *(field.encode_name for field in msgspec.structs.fields(found.Options))}
     return Problem((*path, key), rest) if colon and key in keys else Problem(path, reason)
@@ -131,7 +131,10 @@ def _gateway(name: str, table: Table, path: Path, draft: Draft, gateway_class: G
     typed = _typed(GatewayConfig, own, options, path, draft.problems)
     draft.gateways[name] = _readable(GatewayConfig, own) if typed is None else typed
     if found is not None:
-        _options(found, GatewayConfig, options, path, draft.problems)
+        checked = _options(found, GatewayConfig, options, path, draft.problems)
+        check = getattr(found, "check", None)
+        if checked is not _INVALID and check is not None:
+            draft.problems.extend(_placed(path, found, reason) for reason in check(checked))
 
 
 def _caller(name: str, table: Table, path: Path, draft: Draft) -> None:

@@ -59,12 +59,16 @@ class Adoption:
         self._patience_s = patience_s
 
     def on_hello(self, actor: Actor, hello: Hello, now: float) -> list[Common]:
-        """Take over what the hello lists, and ask the actor for what it should list and does not."""
+        """Take over what the hello lists, and ask the actor for what it should list and does not.
+
+        What an adopted request's former coordinator heard is unknown; and what was under way between us and an actor
+        whom we know already may be lost: an end that we did not hear of, or an admission that never arrived.
+        """
         listed = {route.request for route in hello.live}
         effects: list[Common] = [
             Send(actor.peer, Inquire(request))
             for request, entry in self._requests.items()
-            if entry.is_adopted and request not in listed and actor.peer in (entry.client, *entry.pending.values())
+            if request not in listed and actor.peer in (entry.client, *entry.pending.values())
         ]
         for number, (route, ran_s) in enumerate(_listed(hello)):
             effects += self.adopt(actor, route, ran_s, now)

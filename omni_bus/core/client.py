@@ -21,7 +21,16 @@ from omni_bus.core.effects import (
 from omni_bus.core.kept import KeptInput
 from omni_bus.core.member import Running
 from omni_bus.core.pipeline import IN, OUT
-from omni_bus.errors import BadInput, OmniBusError, StageLost, Unavailable, from_info, unknown_name
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    LinkBroken,
+    OmniBusError,
+    StageLost,
+    Unavailable,
+    from_info,
+    unknown_name,
+)
 from omni_bus.wire.frames import (
     Admin,
     AdminReply,
@@ -243,6 +252,17 @@ class ClientCore:
         The coordinator ends the requests that the actor worked on. Where it had finished its work, only its last frames
         may be missing, which nobody but us can tell.
         """
+        return self._end_incomplete(peer, StageLost, "was lost before all of its output came")
+
+    def on_link_broken(self, source: Peer) -> list[ClientEffect]:
+        """The connection from an actor to us broke; call it with the source of each `Broken` whose target we are.
+
+        As `on_peer_lost`: the actor's last frames may be lost.
+        """
+        return self._end_incomplete(source, LinkBroken, "lost its connection before all of its output came")
+
+    def _end_incomplete(self, peer: Peer, kind: type[StageLost], what: str) -> list[ClientEffect]:
+        """End the requests to which output of a peer may be missing for ever."""
         effects: list[ClientEffect] = []
         for call in list(self._calls.values()):
             route = call.route
@@ -251,9 +271,7 @@ class ClientCore:
             for number, edge in call.in_edges.items():
                 if route.source(number) == peer and (edge is None or not edge.is_closed):
                     stage = route.edges[number].source
-                    error = StageLost(
-                        f"stage '{stage}' (actor {peer.actor}) was lost before all of its output came", stage=stage
-                    )
+                    error = kind(f"stage '{stage}' (actor {peer.actor}) {what}", stage=stage)
                     effects += self._break_off(call, error)
                     break
         return effects
@@ -364,7 +382,7 @@ class ClientCore:
             self.num_stale_frames += 1
             return []
         if call.in_edges[frame.edge] is not None:
-            raise BadInput(f"edge {frame.edge} of {frame.route.request} was opened twice")
+            raise BadFrame(f"edge {frame.edge} of {frame.route.request} was opened twice")
         call.in_edges[frame.edge] = InEdge(call.route, frame.edge)
         return []
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.core.absence import Absences
 from omni_bus.core.administration import Administration, Arrangement, error_for_cut
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
@@ -15,9 +17,10 @@ from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
+from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.recovery import Recovery, error_for_lost, needed_stages, successor_of
+from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.roster import Roster
 from omni_bus.core.tombstones import Tombstones
@@ -26,18 +29,20 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
+    LinkBroken,
     OmniBusError,
     RequestCancelled,
     Unavailable,
     from_info,
     unknown_name,
 )
-from omni_bus.ids import Peer, RequestId
+from omni_bus.ids import CLIENT_PREFIX, Peer, RequestId
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admin,
     AdminReply,
     Admit,
+    Broken,
     Cancel,
     Cancelled,
     Done,
@@ -72,7 +77,7 @@ if TYPE_CHECKING:
 
 NOTHING_ARRANGED = Arrangement()
 
-OPERATIONS = ("arrange", "drain", "health", "status")
+OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
 SUPERVISED = ("arrange", "drain")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
 MAX_CALLER_ROWS = 100
@@ -120,6 +125,7 @@ class CoordinatorCore:
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._admitting: set[str] = set()
         self._health = Health()
+        self._links = BrokenLinks()
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -199,8 +205,10 @@ class CoordinatorCore:
             case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
-            case Pong():
-                return list(self._health.on_pong(sender, frame, now))
+            case Broken():
+                return self._on_broken(actor, frame)
+            case Pong(nonce=nonce):
+                return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
             case Submit():
                 return self._on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
@@ -273,6 +281,9 @@ class CoordinatorCore:
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
             return [Send(hello.peer, Refused(error.to_info()))]
+        if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
+            error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
+            return [Send(hello.peer, Refused(error.to_info()))]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -288,6 +299,7 @@ class CoordinatorCore:
         if is_new:
             self._administration.heard_of(hello.peer.actor)
         effects += self._adoption.on_hello(actor, hello, now)
+        effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
         return effects + (self._run_held(now) if is_new else [])
@@ -373,7 +385,8 @@ class CoordinatorCore:
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
-        effects += self._resume(now)
+        for broken in self._links.settle(actor.sender):
+            effects += self._to_members(broken, broken.source)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -394,6 +407,35 @@ class CoordinatorCore:
             self._release(entry, stage)
         return self._give_up(request, entry, error, now)
 
+    # --- connections that break ---------------------------------------------------------------------------
+
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
+        """The connection to an actor broke, which may have lost frames of ours: its introduction makes up for them."""
+        actor = self._membership.get(peer.sender)
+        return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
+
+    def _on_broken(self, actor: Actor, broken: Broken) -> list[Common]:
+        """Take the word of the source; whether the target still lives is asked first."""
+        if broken.source != actor.peer:
+            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        target = self._membership.get(broken.target.sender)
+        return [Send(actor.peer, broken)] if target is None else self._links.suspect(broken, target)
+
+    def _on_alive(self, actor: Actor, now: float) -> list[Common]:
+        """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
+        effects: list[Common] = []
+        for broken in self._links.settle(actor.sender):
+            effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
+            for request, entry in list(self._requests.items()):
+                if entry.route is None or entry.state is not State.RUNNING:
+                    continue
+                error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
+                if error is not None:
+                    effects += self._give_up(request, entry, error, now)
+            # After the requests' own errors, which know more than a client can conclude from this.
+            effects += [*self._to_members(broken, broken.source, broken.target), *self._resume(now)]
+        return effects
+
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
         entry = self._requests.get(request)
@@ -405,7 +447,7 @@ class CoordinatorCore:
             self._release(entry, stage)
         if error is None:
             return self._settle(request, entry, now) if absent else []
-        return self._give_up(request, entry, error, now) + self._resume(now)
+        return self._give_up(request, entry, error, now)
 
     # --- recovery -----------------------------------------------------------------------------------------
 
@@ -415,24 +457,26 @@ class CoordinatorCore:
         if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found
-        # It waits before its predecessor's place is free, and so goes ahead of the queue.
         self._requests[name] = successor
-        effects = self._recovery.wait(name, successor, now)
-        if successor.deadline is not None:
-            effects.append(SetTimer(("deadline", name), successor.deadline))
+        deadline = successor.deadline
+        effects: list[Common] = [] if deadline is None else [SetTimer(("deadline", name), deadline)]
+        # Before its predecessor's place is free, so that it goes ahead of the queue; the client hears of it later.
+        is_ready = self._recovery.is_ready(successor)
+        resumed = self._offer_again(name, successor, now) if is_ready else self._recovery.wait(name, successor, now)
         effects += self._end_early(request, error, now, successor=name)
-        return effects + self._settle(request, entry, now)
+        return effects + self._settle(request, entry, now) + resumed
 
     def _resume(self, now: float) -> list[Common]:
         """Offer those for admission again whose stages all have a replica now."""
         effects: list[Common] = []
         for request, entry in self._recovery.take_ready():
-            entry.move("replicas ready")
-            effects.append(DropTimer(("recover", request)))
-            if self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run:
-                effects += self._run(request, entry, now)
-            effects += self._admit_waiting(entry.pipeline.name, now)
+            effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]
         return effects
+
+    def _offer_again(self, request: RequestId, entry: Request, now: float) -> list[Common]:
+        entry.move("replicas ready")
+        may_run = self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run
+        return self._run(request, entry, now) if may_run else []
 
     def _strand(self, request: RequestId, entry: Request, error: Unavailable, now: float) -> list[Common]:
         """Have a request whose turn it is wait for a stage that lost its last replica, if one may come in time."""
@@ -452,8 +496,12 @@ class CoordinatorCore:
 
     def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
         live = self._requests.get(submit.request)
-        if live is not None and live.client == actor.peer and submit.attempt > live.submit.attempt:
-            return self._on_repeated(submit, live)
+        if live is not None and live.client == actor.peer:
+            if submit == live.submit:
+                # A refusal would end the request for its client only, who would leave its stages without credit.
+                return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
+            if submit.attempt > live.submit.attempt:
+                return self._on_repeated(submit, live)
         try:
             entry = self._accept(actor, submit, now)
             admission = self._admission[submit.pipeline]
@@ -587,6 +635,10 @@ class CoordinatorCore:
             return []
         entry.freed += freed
         self._release(entry, actor.stage)
+        if isinstance(error, LinkBroken) and entry.route is not None:
+            # It missed chunks. Whether a retry is safe is for us to say, who know the pipeline.
+            error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
+            return self._give_up(request, entry, error, now) + self._resume(now)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
 
@@ -654,7 +706,7 @@ class CoordinatorCore:
         if entry.wants_ack:
             effects.append(Send(entry.client, Cancelled(request, entry.freed)))
         self._admission[entry.pipeline.name].leave(request, now)
-        return effects + self._resume(now) + self._admit_waiting(entry.pipeline.name, now)
+        return effects + self._admit_waiting(entry.pipeline.name, now)
 
     def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
         """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""
@@ -697,6 +749,8 @@ class CoordinatorCore:
                 return self._health.begin(actor.peer, frame.call, others, absent, now, self._roster.marks)
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
+            case "pipelines":
+                return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
                 self._administration.arrange(frame.args)
                 return [Send(actor.peer, AdminReply(frame.call)), *self._resume(now), *self._run_held(now)]

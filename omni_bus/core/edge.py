@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
-from omni_bus.errors import BadFrame
+from omni_bus.errors import BadFrame, LinkBroken
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
 from omni_bus.wire.payloads import Unreadable, charge, kind_of, size_of
 
@@ -157,14 +157,17 @@ class InEdge:
         """Take the next chunk.
 
         Raises:
-            BadFrame: a payload that can't be read, a sequence gap or repeat, another kind than the edge's, no credit,
-                or the edge is closed.
+            BadFrame: a payload that can't be read, a repeat, another kind than the edge's, no credit, or the edge is
+                closed.
+            LinkBroken: chunks before it are missing.
         """
         if isinstance(chunk.payload, Unreadable):
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
         if self.finish is not None:
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} came after the end")
-        if chunk.seq != self.num_received:
+        if chunk.seq > self.num_received:
+            raise LinkBroken(f"{self._name()}: chunk {chunk.seq} came where {self.num_received} was due: some are lost")
+        if chunk.seq < self.num_received:
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} came where {self.num_received} was due")
         if kind_of(chunk.payload) != self._kind:
             raise BadFrame(f"{self._name()}: a {kind_of(chunk.payload)} came where {self._kind} was declared")
@@ -175,8 +178,12 @@ class InEdge:
         """Take the end.
 
         Raises:
-            BadFrame: chunks are missing, or the edge is closed already.
+            BadFrame: it counts fewer chunks than came, or the edge is closed already.
+            LinkBroken: chunks are missing.
         """
+        if not self.is_closed and close.num_chunks > self.num_received:
+            lost = close.num_chunks - self.num_received
+            raise LinkBroken(f"{self._name()}: {lost} of {close.num_chunks} chunks are lost")
         if self.is_closed or close.num_chunks != self.num_received:
             raise BadFrame(f"{self._name()}: end after {close.num_chunks} chunks, {self.num_received} came")
         self.finish = close.finish

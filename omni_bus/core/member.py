@@ -12,6 +12,7 @@ from omni_bus.errors import from_info
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
+    Broken,
     Goodbye,
     Heartbeat,
     Hello,
@@ -86,6 +87,8 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._broken: dict[Peer, Broken] = {}
+        """What the coordinator was told of connections of ours, by peer, and has not answered yet."""
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
         self._num_unanswered = 0
@@ -108,6 +111,17 @@ class Member:
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
         return [self._to_coordinator(Lost(peer, is_settled=is_settled))]
+
+    def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
+        """A connection to a peer broke, which may have lost frames of ours.
+
+        What the coordinator missed is made up for by a new introduction. Whoever has a `ClientCore` calls its
+        `on_coordinator_changed` then, and carries those effects out after these.
+        """
+        if peer == self.coordinator:
+            return self._introduce(now)
+        broken = self._broken[peer] = Broken(self.me, peer)
+        return [self._to_coordinator(broken)]
 
     def outlook(self, outlook: Outlook) -> list[Common]:
         """Tell what is known of a replica that does not serve."""
@@ -139,11 +153,12 @@ class Member:
         """
         return self._num_unanswered > MISSED_HEARTBEATS
 
-    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost, now: float) -> list[Common]:
+    def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.
 
-        Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, and after a `Lost` its
-        `on_peer_lost`, and carries those effects out after these.
+        Whoever has a `ClientCore` calls, after an `Introduce`, its `on_coordinator_changed`, after a `Lost` its
+        `on_peer_lost`, and after a `Broken` of somebody else its `on_link_broken`, and carries those effects out after
+        these.
         """
         self._num_unanswered = 0
         match frame:
@@ -156,11 +171,20 @@ class Member:
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
-                return [self._to_coordinator(self._introduction(now))]
+                return self._introduce(now)
+            case Broken(source=source, target=target):
+                if source == self.me:
+                    self._broken.pop(target, None)
+                return []
             case Ping(nonce=nonce):
                 return [self._to_coordinator(Pong(nonce, self._stats()))]
             case Lost(peer=peer):
+                self._broken.pop(peer, None)
                 return [Forget(peer)]
+
+    def _introduce(self, now: float) -> list[Common]:
+        """Say hello, and repeat what a coordinator may not have heard."""
+        return [self._to_coordinator(frame) for frame in (self._introduction(now), *self._broken.values())]
 
     def _introduction(self, now: float) -> Hello | Stalled:
         if self._stalled_s:

@@ -38,10 +38,7 @@ def origin(request: RequestId) -> RequestId:
 
 
 def error_for_lost(actor: Actor, route: Route, pipeline: Pipeline) -> OmniBusError | None:
-    """Return the error that a request ends with when `actor` is lost; None if it does not concern the request.
-
-    A retry is safe where none of the request's stages does work that must not be repeated.
-    """
+    """Return the error that a request ends with when `actor` is lost; None if it does not concern the request."""
     if actor.sender == route.gateway.sender:
         return RequestCancelled("the client's gateway is gone")
     lost = [stage for stage, peer in route.stages.items() if peer.sender == actor.sender]
@@ -53,8 +50,13 @@ def stage_lost(stage: str, route: Route, pipeline: Pipeline) -> StageLost:
     return StageLost(
         f"stage '{stage}' (actor {route.stages[stage].actor}) was lost while it worked on the request",
         stage=stage,
-        is_retry_safe=not pipeline.non_idempotent.intersection(route.stages),
+        is_retry_safe=is_retry_safe(route, pipeline),
     )
+
+
+def is_retry_safe(route: Route, pipeline: Pipeline) -> bool:
+    """Whether none of the request's stages does work that must not be repeated."""
+    return not pipeline.non_idempotent.intersection(route.stages)
 
 
 def needed_stages(edges: Iterable[RouteEdge]) -> list[str]:
@@ -112,13 +114,17 @@ class Recovery:
         has_time = entry.recover_by is None or now < entry.recover_by
         return has_time and not self._absences.is_degraded(stage)
 
+    def is_ready(self, entry: Request) -> bool:
+        """Whether each of its stages has a replica."""
+        return self._missing(entry) is None
+
     def leave(self, request: RequestId) -> None:
         """Forget a request; unknown ones are ignored."""
         self._waiting.pop(request, None)
 
     def take_ready(self) -> list[tuple[RequestId, Request]]:
         """Take those whose stages all have a replica now."""
-        ready = [(request, entry) for request, entry in self._waiting.items() if self._missing(entry) is None]
+        ready = [(request, entry) for request, entry in self._waiting.items() if self.is_ready(entry)]
         for request, _ in ready:
             del self._waiting[request]
         return ready

@@ -84,6 +84,11 @@ class Request(msgspec.Struct):
     stats: dict[str, RequestStats] = {}
     """Accounts of the stages that are done."""
 
+    @property
+    def is_back(self) -> bool:
+        """It had its turn before, and lost its place through no fault of its own."""
+        return self.cause is not None or self.recover_by is not None
+
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""
         self.state = TRANSITIONS[self.state][event] or self.state

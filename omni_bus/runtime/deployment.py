@@ -11,10 +11,12 @@ import msgspec
 
 from omni_bus.bus.arena import ArenaLimits
 from omni_bus.bus.cuda_ipc import CudaLimits
+from omni_bus.bus.curve import Curve
 from omni_bus.bus.sockets import MAX_IPC_PATH_BYTES
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.administration import Arrangement
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.runtime.rundir import write_privately
 
 SUPERVISOR = "supervisor"
 
@@ -42,6 +44,10 @@ class Deployment(msgspec.Struct, frozen=True):
     returning: frozenset[str] = frozenset()
     """Replicas that are being restarted."""
     log_level: str = "INFO"
+    state_dir: str = ""
+    """Kept between starts, and can't be made again: uploaded files. By default they go with `run_dir`."""
+    key_folder: str = ""
+    """Of the keys for TCP, absolute; empty for a deployment without."""
     supervisor_pid: int = msgspec.field(default_factory=os.getpid)
     """Who made this; a process that finds itself without this parent has no deployment any more."""
 
@@ -51,10 +57,8 @@ class Deployment(msgspec.Struct, frozen=True):
         return Path(self.run_dir) / DEPLOYMENT_FILE
 
     def write(self) -> None:
-        """Write it where children find it: the former one or this one, never a part."""
-        draft = self.path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(self))
-        draft.rename(self.path)
+        """Write it where children find it; it may hold API keys, so nobody else may read it."""
+        write_privately(self.path, msgspec.json.encode(self))
 
     @property
     def arrangement(self) -> Arrangement:
@@ -71,6 +75,14 @@ class Deployment(msgspec.Struct, frozen=True):
     def cuda(self) -> CudaLimits:
         """What each actor may lend of its devices' memory."""
         return CudaLimits(self.config.cuda_bytes)
+
+    def curve(self) -> Curve | None:
+        """Read the keys for TCP, if the deployment has any.
+
+        Raises:
+            BadInput: the folder is incomplete, or others may read the secret key.
+        """
+        return Curve(self.key_folder) if self.key_folder else None
 
     def listen(self, actor: str, pid: int | None = None) -> str:
         """Return the address that an actor's inbox binds; its pid keeps successors from what was sent to the dead."""

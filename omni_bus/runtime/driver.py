@@ -18,6 +18,7 @@ from omni_bus.wire.frames import DATA_FRAMES, Open
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from omni_bus.bus.curve import Curve
     from omni_bus.core.effects import TimerKey
     from omni_bus.errors import OmniBusError
     from omni_bus.ids import Peer, RequestId, Sender
@@ -46,6 +47,9 @@ class Driver:
         cuda: what it may lend of its devices' memory.
         understands: the frames that this actor takes, control frames among them only from the coordinator; others are
             counted, logged once per sender and dropped. None takes all from everybody, as the coordinator does.
+        on_broken: called with a peer to whom a TCP connection broke, so that frames for it may be lost, though it
+            lives; and, again and again, with one other than the coordinator to whom none can be made.
+        curve: the keys for TCP sockets.
     """
 
     def __init__(
@@ -59,17 +63,31 @@ class Driver:
         arena: ArenaLimits = DEFAULT_ARENA_LIMITS,
         cuda: CudaLimits = DEFAULT_CUDA_LIMITS,
         understands: frozenset[type] | None = None,
+        on_broken: Callable[[Peer], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
         self._on_timer = on_timer
         self._on_unsent = on_unsent
+        self._on_broken = on_broken
         self._understands = understands
         self._refused: set[tuple[str, type]] = set()
         self.num_refused = 0
         self._timers: dict[TimerKey, asyncio.TimerHandle] = {}
         self._leaving: asyncio.Future[OmniBusError] = self._loop.create_future()
-        self._link = Link(name, listen, self._deliver, self._stuck, arena, cuda)
+        self._link = Link(
+            name,
+            listen,
+            self._deliver,
+            self._stuck,
+            arena,
+            cuda,
+            curve=curve,
+            on_broken=on_broken,
+            on_unreachable=self._unreachable,
+            on_refused=self._refused_by,
+        )
         self.allocate = self._link.allocate
 
     @property
@@ -170,6 +188,22 @@ class Driver:
         handle = self._timers.pop(key, None)
         if handle is not None:
             handle.cancel()
+
+    def _unreachable(self, peer: Peer) -> None:
+        """Whose frames wait for a connection is served as badly as by a broken one.
+
+        Nobody waits for a coordinator, whose silence is noticed; and its own word is repeated until it is answered.
+        """
+        if self._on_broken is not None and self._understands is not None and peer.actor != COORDINATOR:
+            self._on_broken(peer)
+
+    def _refused_by(self, peer: Peer, reason: str) -> None:
+        """End an actor that the coordinator will never hear."""
+        message = f"{peer.actor} at {peer.endpoint} takes no connection of ours: {reason}"
+        if peer.actor != COORDINATOR:
+            logger.warning(message)
+        elif not self._leaving.done():
+            self._leaving.set_result(Unavailable(message))
 
     def _stuck(self, peer: Peer) -> None:
         logger.error("peer does not read: its frames are dropped", extra={"fields": {"peer": peer.actor}})

@@ -69,6 +69,21 @@ def cache(environ: Mapping[str, str]) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "omni-bus"
 
 
+def state(environ: Mapping[str, str], name: str) -> Path:
+    """Return where a deployment keeps what can't be made again (the XDG state directory); not made yet."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "omni-bus" / name
+
+
+def write_privately(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read; others see all of it or nothing."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    draft.rename(path)
+
+
 class RunDir:
     """A deployment's own directory, locked while this object lives.
 
@@ -85,9 +100,7 @@ class RunDir:
 
     def announce(self, about: About) -> None:
         """Let others find this deployment; they see all of it or nothing."""
-        draft = self.path / f"{ABOUT}.new"
-        draft.write_bytes(msgspec.json.encode(about))
-        draft.rename(self.path / ABOUT)
+        write_privately(self.path / ABOUT, msgspec.json.encode(about))
 
     def remove(self) -> None:
         """Remove the directory and let the name go."""

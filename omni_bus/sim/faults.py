@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from omni_bus.sim.ledger import Violation
@@ -26,6 +27,8 @@ class Faults:
         self._plans = list(world.scenario.faults)
         self._num_running = 0
         self._hung: dict[Process, FaultPlan] = {}
+        self.struck: Counter[str] = Counter()
+        """By kind."""
         self.last_at = 0.0
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
 
@@ -37,6 +40,7 @@ class Faults:
     def strike(self) -> None:
         """Carry out the next fault."""
         plan = self._plans.pop(0)
+        self.struck[plan.kind] += 1
         self.next_at = self._plans[0].at_step if self._plans else float("inf")
         self.last_at = max(self.last_at, self._world.now)
         match plan.kind:
@@ -48,6 +52,8 @@ class Faults:
                 self._kill(self._pick(CoordinatorProcess), plan)
             case "stall":
                 self._stall(plan)
+            case "break":
+                self._break()
             case "hang":
                 self._hang(plan)
             case "drain":
@@ -97,6 +103,13 @@ class Faults:
         self._world.trace(f"stall until {until:.3f}: {source.name} ->", target)
         self._world.stall(source, target, until)
         self.last_at = max(self.last_at, until)
+
+    def _break(self) -> None:
+        """The end of what is under way on a connection is lost, and its source learns of the break a little later."""
+        link = self._world.break_link()
+        if link is not None:
+            source, target = link
+            self._later(self._world.rng.expovariate(1 / self._world.scenario.delay_s), source.on_broken, target)
 
     def _hang(self, plan: FaultPlan) -> None:
         """An engine stops for ever; once its watchdog has noticed, somebody kills its process."""

@@ -22,7 +22,7 @@ from omni_bus.sim.applications import Application
 from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
-from omni_bus.wire.frames import Introduce, Lost, Ping, Refused, Welcome
+from omni_bus.wire.frames import Broken, Introduce, Lost, Ping, Refused, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.frames import AnyFrame
     from omni_bus.wire.payloads import Payload
 
-MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost)
+MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost, Broken)
 _HOUSEKEEPING = frozenset({"heartbeat", "alive"})
 
 MAX_LATE_HOPS = 25
@@ -73,6 +73,10 @@ class Process(ABC):
     @abstractmethod
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""
+
+    @abstractmethod
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
 
     @abstractmethod
     def held(self) -> str:
@@ -152,6 +156,12 @@ class CoordinatorProcess(Process):
         self.carry(self.core.on_timer(key, self.world.now))
         self.check()
 
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.core.on_link_broken(peer, self.world.now))
+            self.check()
+
     def drain(self) -> None:
         """Admit nothing any more."""
         self.carry(self.core.drain(self.world.now))
@@ -202,7 +212,7 @@ class CoordinatorProcess(Process):
                 raise Violation(f"admission of {name} differs from the table")
             counts = admission.counts
             num_adopted = sum(1 for e in entries.values() if e.is_adopted)
-            num_back = sum(1 for r in queued if entries[r].recover_by is not None)
+            num_back = sum(1 for r in queued if entries[r].is_back)
             if counts.in_flight > counts.max_in_flight + num_adopted or counts.queued > counts.max_queued + num_back:
                 raise Violation(f"limits of {name} are passed: {counts}")
             if counts.queued_bytes != sum(entries[r].submit.input_bytes for r in queued):
@@ -255,7 +265,7 @@ class CoordinatorProcess(Process):
     def _check_caller(self, caller: str, quota: Quota, entries: list[Request]) -> None:
         entries = [e for e in entries if e.state is not RequestState.RECOVERING]
         num_queued = sum(1 for e in entries if e.state is RequestState.QUEUED)
-        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.recover_by is not None)
+        num_back = sum(1 for e in entries if e.state is RequestState.QUEUED and e.is_back)
         num_adopted = sum(1 for e in entries if e.is_adopted)
         if quota.max_queued is not None and num_queued > quota.max_queued + num_back:
             raise Violation(f"{num_queued} requests of '{caller}' wait, {quota} allows fewer")
@@ -283,6 +293,11 @@ class MemberProcess(Process):
         """Say hello."""
         self.carry(self.member.start(self.world.now))
         self.world.after(self.world.rng.random() * 0.002, self._ready)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        if self.is_alive:
+            self.carry(self.member.on_link_broken(peer, self.world.now))
 
     def _ready(self) -> None:
         if self.is_alive:
@@ -449,6 +464,8 @@ class GatewayProcess(MemberProcess):
             self.carry(self.member.on_frame(frame, self.world.now))
             if isinstance(frame, Introduce):
                 self.carry(self.core.on_coordinator_changed(self.world.now))
+            elif isinstance(frame, Broken) and frame.target == self.peer:
+                self.carry(self.core.on_link_broken(frame.source))
             elif isinstance(frame, Lost):
                 self.carry(self.core.on_peer_lost(frame.peer))
             return
@@ -456,6 +473,12 @@ class GatewayProcess(MemberProcess):
         request = getattr(frame, "request", None)
         if request is not None:
             self.check(request)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        super().on_broken(peer)
+        if self.is_alive and peer == self.member.coordinator:
+            self.carry(self.core.on_coordinator_changed(self.world.now))
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""

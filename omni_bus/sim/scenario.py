@@ -44,7 +44,7 @@ GRAPHS: dict[str, Graph] = {
 MAX_REQUESTS = 4
 """In one schedule."""
 
-FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain"]
+FaultKind = Literal["kill_stage", "kill_gateway", "kill_coordinator", "stall", "break", "hang", "drain"]
 Reader = Literal["fast", "slow", "stuck"]
 
 
@@ -169,8 +169,8 @@ def _request(name: str, pipeline: Pipeline, rng: Random) -> RequestPlan:
 
 
 def _fault(rng: Random) -> FaultPlan:
-    kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "hang", "drain")
-    kind = rng.choices(kinds, (6, 3, 6, 4, 2, 0.5))[0]
+    kinds: tuple[FaultKind, ...] = ("kill_stage", "kill_gateway", "kill_coordinator", "stall", "break", "hang", "drain")
+    kind = rng.choices(kinds, (6, 3, 6, 4, 5, 2, 0.5))[0]
     down_s: float | None = rng.choice((0.001, 0.05, 0.3, 1.0, 7.0))
     if kind in {"kill_stage", "kill_gateway"} and rng.random() < 0.2:
         down_s = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,8 @@ class World:
         self.num_stalled = 0
         self.deadlines: dict[RequestId, float] = {}
         """When requests with a time limit must be over, as their applications see it."""
+        self.sent: Counter[type[AnyFrame]] = Counter()
+        """Frames by kind."""
         self.processes: dict[str, Process] = {}
         self.held_frames: list[tuple[Process, Peer, AnyFrame, Link]] = []
         self.loses_frames = False
@@ -68,6 +71,8 @@ class World:
         self._links: dict[Link, float] = {}
         self._stalled: dict[Link, float] = {}
         self._cut_at: dict[Link, float] = {}
+        self._lost: set[int] = set()
+        """Deliveries that will not be made."""
         self._num_incarnations = 0
         self.faults = Faults(self)
         self.supervisor: SupervisorProcess | None = None
@@ -172,11 +177,14 @@ class World:
         while self._heap:
             if self._num_due == 0 and not self.faults.is_pending and self._is_settled():
                 break
-            at, _, is_due, act, args = heapq.heappop(self._heap)
+            at, number, is_due, act, args = heapq.heappop(self._heap)
             self.now = at
             self._num_due -= is_due
             self.num_steps += 1
-            act(*args)
+            if number in self._lost:
+                self._lost.discard(number)
+            else:
+                act(*args)
             if self.num_steps >= self.faults.next_at:
                 self.faults.strike()
             if self.num_steps > MAX_STEPS or self.now > MAX_TIME_S:
@@ -199,6 +207,7 @@ class World:
 
     def send(self, source: Process, target: Peer, frame: AnyFrame) -> None:
         """Put a frame on the link between two incarnations."""
+        self.sent[type(frame)] += 1
         link = (source.name, source.peer.incarnation, target.actor, target.incarnation)
         at = self.now + self.rng.expovariate(1 / self.scenario.delay_s)
         last = self._links.get(link, 0.0)
@@ -239,6 +248,28 @@ class World:
             if link[0] == process.name and link[1] == process.peer.incarnation:
                 tail_s = 0.0 if self.rng.random() < 0.5 else self.rng.expovariate(1 / self.scenario.delay_s)
                 self._cut_at[link] = self.now + tail_s
+
+    def break_link(self) -> tuple[Process, Peer] | None:
+        """Lose the end of what is under way on some link between live processes; return its source and its target.
+
+        Later frames of the link arrive: so a receiver sees a gap.
+        """
+        under_way: dict[Link, list[tuple[float, int]]] = {}
+        links: dict[Link, tuple[Process, Peer]] = {}
+        for at, number, _, act, args in self._heap:
+            if act == self._deliver:
+                source, target, _, link = args
+                if source.is_alive and number not in self._lost:
+                    links[link] = source, target
+                    under_way.setdefault(link, []).append((at, number))
+        if not links:
+            return None
+        link = self.rng.choice(list(links))
+        frames = sorted(under_way[link])
+        self._lost.update(number for _, number in frames[self.rng.randrange(len(frames)) :])
+        source, target = links[link]
+        self.trace(f"break, {len(frames)} under way: {source.name} ->", source, target)
+        return source, target
 
     def stall(self, source: Process, target: Process, until: float) -> None:
         """Deliver nothing on a link before a time; nothing is lost."""

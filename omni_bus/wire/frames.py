@@ -226,6 +226,18 @@ class Outlook(Frame, frozen=True):
     retry_after_s: float = 0.0
 
 
+class Broken(Frame, frozen=True):
+    """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
+
+    Or none can be made, and frames wait.
+    From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
+    `target` too.
+    """
+
+    source: Peer
+    target: Peer
+
+
 class Ping(Frame, frozen=True):
     """Answer with a `Pong` of the same nonce."""
 
@@ -459,6 +471,7 @@ ControlFrame: TypeAlias = (
     | Stalled
     | Goodbye
     | Lost
+    | Broken
     | Outlook
     | Ping
     | Pong
@@ -481,10 +494,10 @@ AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping, Cancel, Inquire}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping, Cancel, Inquire}
 """What a stage understands; control frames come from the coordinator only."""
 
-CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Ping}) | {
+CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {
     Admit,
     Reroute,
     Reject,

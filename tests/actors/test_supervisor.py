@@ -289,7 +289,7 @@ async def test_coordinator_is_told_what_becomes_of_a_replica(watched: Watched, m
     watched.supervisor.spawn(watched.one)
 
     assert watched.client.outlooks == [
-        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.5),
+        Outlook("llm.0", "llm", 0, "backing off", "SIGKILL", 2.1),
         Outlook("llm.0", "llm", 0, "starting", "", 2.0),
     ]
 
@@ -307,6 +307,20 @@ async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monk
     assert (again.phase, again.reason) == ("degraded", "exit code 70")
     assert 0.0 < again.retry_after_s <= supervisor.DEGRADED_RETRY_S
     watched.close()
+
+
+async def test_coordinator_that_answers_nobody_is_ended_unless_it_has_just_come(watched: Watched) -> None:
+    watched.supervisor._end_silent_coordinator()
+    watched.make_all_ready()
+    watched.supervisor._end_silent_coordinator()
+    assert watched.child("coordinator").signals == []
+
+    assert watched.coordinator.ready_at is not None
+    watched.coordinator.ready_at -= 5.1
+    watched.supervisor._end_silent_coordinator()
+
+    assert watched.child("coordinator").signals == [signal.SIGKILL]
+    assert watched.coordinator.error == "it hung: it answers no heartbeats"
 
 
 async def test_only_replicas_have_an_outlook(watched: Watched) -> None:

@@ -122,8 +122,9 @@ def test_failure_comes_at_its_step() -> None:
     assert collected.error.message == "synthetic failure at step 3"
 
 
-def test_hang_holds_the_step_until_close() -> None:
-    engine = make_engine(SyntheticText, {"hang_at_step": 1, "tokens": 3})
+@pytest.mark.parametrize("busy", [False, True], ids=["waits", "spins"])
+def test_hang_holds_the_step_until_close(*, busy: bool) -> None:
+    engine = make_engine(SyntheticText, {"hang_at_step": 1, "tokens": 3, "busy": busy})
     request = make_request(engine)
     engine.add(request, PROMPT)
     engine.step([request.id])

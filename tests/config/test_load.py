@@ -109,6 +109,15 @@ def _problems(text: str, **arguments: Any) -> list[str]:
     return list(caught.value.problems)
 
 
+def test_step_timeout_may_be_switched_off_but_not_negative() -> None:
+    (problem,) = _problems(GOOD, overrides=["stages.echo.step_timeout_s=-1"])
+
+    allowed = "allowed: a number, at least 0 and at most 86400"
+    assert problem.endswith(f"stages.echo.step_timeout_s: -1 is not allowed; {allowed}")
+    Path("d.toml").write_text(GOOD)
+    assert _load(overrides=["stages.echo.step_timeout_s=0"]).config.stages["echo"].step_timeout_s == 0.0
+
+
 def test_good_file_becomes_structs_with_defaults_filled_in() -> None:
     Path("my chat.toml").write_text(GOOD)
 

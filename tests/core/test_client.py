@@ -4,8 +4,18 @@ from msgspec.structs import replace
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Send, Writable
 from omni_bus.core.kept import MAX_KEPT_BYTES
-from omni_bus.core.member import Running, coordinator_peer
-from omni_bus.errors import BadFrame, BadInput, ErrorInfo, Overloaded, StageFailed, StageLost, Unavailable, UnknownName
+from omni_bus.core.member import coordinator_peer
+from omni_bus.errors import (
+    BadFrame,
+    BadInput,
+    ErrorInfo,
+    LinkBroken,
+    Overloaded,
+    StageFailed,
+    StageLost,
+    Unavailable,
+    UnknownName,
+)
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     Admin,
@@ -164,7 +174,7 @@ def test_stage_that_breaks_the_protocol_ends_the_request(running, frame):
     effects = running.on_frame(LLM.sender, frame, 0.0)
 
     (error,) = ended(effects)
-    assert isinstance(error, BadFrame | BadInput)
+    assert isinstance(error, BadFrame | LinkBroken)
     assert isinstance(effects[-1].frame, Cancel)
 
 
@@ -297,10 +307,32 @@ def test_lost_stage_with_output_missing_ends_the_request(running):
     assert effects[-1].frame == Cancel("r", error.message)
 
 
+def test_broken_connection_from_a_stage_ends_what_may_miss_its_last_output(running):
+    open_outputs(running)
+    running.on_frame(LLM.sender, Close("r", 1, 0), 1.0)
+
+    assert running.on_link_broken(LLM) == [], "all of its output is here"
+    effects = running.on_link_broken(VOICE)
+
+    (error,) = ended(effects)
+    assert isinstance(error, LinkBroken)
+    assert error.stage == "voice"
+    assert "voice.0" in error.message
+    assert effects[-1].frame == Cancel("r", error.message)
+
+
+def test_broken_connection_before_any_output_ends_it_too(running):
+    """The stage may have opened and ended the edge, and all of that was lost."""
+    (error,) = ended(running.on_link_broken(LLM))
+
+    assert isinstance(error, LinkBroken)
+
+
 def test_loss_of_a_stranger_changes_nothing(running):
     running.submit(Submit("waiting", "p", ()), {}, 0.0)
 
     assert running.on_peer_lost(Peer("llm.0", 99, "l")) == []
+    assert running.on_link_broken(Peer("llm.0", 99, "l")) == []
     assert running.num_live == 2
 
 

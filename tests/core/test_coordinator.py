@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from omni_bus.core import adoption, coordinator
 from omni_bus.core.coordinator import CANCEL_RETRY_S, CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
@@ -150,6 +151,19 @@ def test_hello_is_welcomed_and_another_version_refused():
     assert "version" in deployment.to(VOICE, Refused)[0].error.message
 
 
+@pytest.mark.parametrize("role", ["stage", "gateway", "supervisor"])
+def test_who_comes_with_a_clients_key_can_be_nothing_else(role):
+    deployment = Deployment()
+    client = Peer("client.laptop.x", 4, "x")
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, role, "llm" if role == "stage" else ""))
+    (refused,) = deployment.to(client, Refused)
+    assert refused.error.message == f"client.laptop.x comes with a client's key and calls itself a {role}"
+
+    deployment.frame(client, Hello(PROTOCOL_VERSION, client, "client"))
+    assert len(deployment.to(client, Welcome)) == 1
+
+
 def test_stranger_is_asked_to_introduce_itself():
     deployment = Deployment()
     deployment.frame(LLM, Heartbeat("there"))
@@ -213,6 +227,16 @@ def test_unknown_operation_names_the_known_ones(up):
     assert "did you mean 'health'" in reply.error.message
 
 
+def test_heartbeats_of_those_who_submit_are_answered(up):
+    up.to(GATEWAY, Welcome)
+    up.to(LLM, Welcome)
+    up.frame(GATEWAY, Heartbeat("g"))
+    up.frame(LLM, Heartbeat("l"))
+
+    assert len(up.to(GATEWAY, Welcome)) == 1
+    assert up.to(LLM, Welcome) == []
+
+
 def test_health_asks_everybody_once(up):
     up.frame(GATEWAY, Admin(5, "health"))
     for peer in (LLM, VOICE):
@@ -270,11 +294,21 @@ def test_unknown_pipeline_is_rejected(up):
     assert "did you mean 'chat'" in up.to(GATEWAY, Reject)[0].error.message
 
 
+def test_submit_that_comes_twice_runs_once(up):
+    up.submit("r")
+    up.submit("r")
+    up.frame(LLM, Done("r"))
+
+    assert len(up.to(GATEWAY, Admit)) == 1
+    assert up.to(GATEWAY, Reject) == []
+    assert up.is_clean()
+
+
 def test_used_id_is_rejected_also_after_the_end(up):
     other = Peer("gateway.1", 4, "h")
     up.join(other)
     up.submit("r")
-    up.submit("r")
+    up.submit("r", priority=1)
     up.frame(other, Submit("r", "chat", ("text",), attempt=1))
     assert codes(up.to(other, Reject)) == ["bad_input"]
     up.frame(LLM, Done("r"))
@@ -528,16 +562,16 @@ def test_work_goes_to_the_replica_with_least_of_it(up):
 
 def test_long_queue_is_refused_without_nesting():
     """A stage is lost while thousands wait for it."""
-    deployment = Deployment(max_in_flight=1, max_queued=5000)
+    deployment = Deployment(max_in_flight=1, max_queued=1500)
     deployment.join(LLM, VOICE, GATEWAY)
-    deployment.submit(*(f"r{number}" for number in range(5001)))
+    deployment.submit(*(f"r{number}" for number in range(1501)))
 
     deployment.frame(LLM, Goodbye())
     assert deployment.to(GATEWAY, Reject) == [], "another replica may come"
     deployment.beat_until(MAX_WAIT_S, VOICE, GATEWAY)
 
     rejected = deployment.to(GATEWAY, Reject)
-    assert Counter(codes(rejected)) == {"unavailable": 5000, "stage_lost": 1}
+    assert Counter(codes(rejected)) == {"unavailable": 1500, "stage_lost": 1}
     assert deployment.is_clean()
 
 
@@ -605,6 +639,232 @@ def test_actor_that_changes_its_stage_has_left(up):
 
     assert codes(up.to(GATEWAY, Reroute)) == ["stage_lost"]
     assert up.core._membership.replicas("llm") == []
+
+
+# --- recovery -----------------------------------------------------------------------------------------------
+
+
+SECOND = Peer("llm.1", 4, "x")
+
+
+def admitted(deployment) -> list[str]:
+    return [admit.route.request for admit in deployment.to(GATEWAY, Admit)]
+
+
+def test_successor_runs_at_once_where_another_replica_is(up):
+    up.join(SECOND)
+    up.submit("r", timeout_s=20.0, priority=2)
+    up.now = 4.0
+    up.frame(LLM, Goodbye())
+
+    (reroute,) = up.to(GATEWAY, Reroute)
+    assert (reroute.request, reroute.successor, reroute.error.code) == ("r", "r.2", "stage_lost")
+    route = up.to(GATEWAY, Admit)[-1].route
+    assert (route.request, route.stages, route.is_retry) == ("r.2", {"llm": SECOND}, True)
+    assert (route.priority, route.timeout_s) == (2, 16.0)
+    assert up.to(GATEWAY, Failed) == []
+    up.frame(SECOND, Done("r.2"))
+    assert up.is_clean()
+    assert up.core._ended == {"done": 1, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 1}
+
+
+def test_successor_waits_for_every_stage_to_have_a_replica(up):
+    up.submit("r", outputs=())
+    up.frame(LLM, Goodbye())
+    up.frame(VOICE, Goodbye())
+    assert up.to(GATEWAY, Admit)[1:] == []
+
+    up.join(LLM)
+    up.join(VOICE, is_ready=False)
+    assert up.to(GATEWAY, Admit) == []
+    up.frame(VOICE, Ready())
+
+    assert admitted(up) == ["r.2"]
+    assert ("recover", "r.2") not in up.timers
+
+
+def test_second_loss_ends_the_request(up):
+    up.join(SECOND)
+    up.submit("r")
+    up.frame(LLM, Goodbye())
+    up.frame(SECOND, Goodbye())
+
+    (failed,) = up.to(GATEWAY, Failed)
+    assert (failed.request, failed.error.code, failed.error.is_retry_safe) == ("r.2", "stage_lost", True)
+    assert len(up.to(GATEWAY, Reroute)) == 1
+    assert up.is_clean()
+
+
+def test_wait_in_vain_ends_after_ten_seconds_with_the_loss(up):
+    up.submit("r")
+    up.frame(LLM, Goodbye())
+    up.beat_until(MAX_WAIT_S, VOICE, GATEWAY)
+
+    (reject,) = up.to(GATEWAY, Reject)
+    assert (reject.request, reject.error.code, reject.error.stage) == ("r.2", "stage_lost", "llm")
+    assert reject.error.message.endswith(
+        "was lost while it worked on the request, and none came in its place within 10 s"
+    )
+    assert up.is_clean()
+
+
+def test_deadline_holds_for_the_successor_too(up):
+    up.submit("r", timeout_s=6.0)
+    up.now = 2.0
+    up.frame(LLM, Goodbye())
+    up.beat_until(6.0, VOICE, GATEWAY)
+
+    assert codes(up.to(GATEWAY, Reject)) == ["deadline_exceeded"]
+    assert up.is_clean()
+
+
+def test_successor_of_a_degraded_stage_is_refused_at_once(up):
+    up.join(SUPERVISOR)
+    up.submit("r")
+    up.frame(SUPERVISOR, Lost(LLM))
+    up.frame(SUPERVISOR, Outlook("llm.0", "llm", 0, "backing off", "exit code 70", 0.5))
+    assert up.to(GATEWAY, Reject) == []
+
+    up.frame(SUPERVISOR, Outlook("llm.0", "llm", 0, "degraded", "exit code 70", 60.0))
+
+    (reject,) = up.to(GATEWAY, Reject)
+    assert (reject.request, reject.error.code, reject.error.stage) == ("r.2", "unavailable", "llm")
+    assert reject.error.retry_after_s == 60.0
+    up.submit("s")
+    assert codes(up.to(GATEWAY, Reject)) == ["unavailable"]
+
+
+def test_only_a_supervisor_tells_of_replicas(up):
+    up.submit("r")
+    up.frame(LLM, Goodbye())
+    up.frame(GATEWAY, Outlook("llm.0", "llm", 0, "degraded"))
+
+    assert up.to(GATEWAY, Reject) == []
+
+
+def test_successor_goes_ahead_of_the_queue_and_not_beyond_the_limit():
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, SECOND, VOICE, GATEWAY)
+    deployment.submit("first", outputs=())
+    deployment.submit("queued")
+    deployment.submit("urgent", priority=1)
+    deployment.frame(LLM, Goodbye())
+    assert admitted(deployment) == ["first"], "the place is free once every stage has let go"
+
+    for stage, request in ((VOICE, "first"), (SECOND, "urgent"), (VOICE, "first.2"), (SECOND, "first.2")):
+        deployment.frame(stage, Cancelled(request) if request == "first" else Done(request))
+
+    assert admitted(deployment) == ["urgent", "first.2", "queued"]
+
+
+def test_whose_turn_comes_while_a_stage_is_away_waits_for_it(up):
+    deployment = Deployment(max_in_flight=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a")
+    deployment.submit("b", "c")
+    deployment.frame(LLM, Goodbye())
+    assert deployment.to(GATEWAY, Reject) == []
+    assert deployment.core.num_live == 3
+
+    deployment.join(LLM)
+    for request in ("a.2", "b", "c"):
+        deployment.frame(LLM, Done(request))
+
+    assert admitted(deployment) == ["a", "a.2", "b", "c"]
+    assert deployment.is_clean()
+
+
+def test_nothing_is_put_up_for_a_client_that_is_gone(up):
+    up.submit("r")
+    up.frame(GATEWAY, Goodbye())
+    up.frame(LLM, Goodbye())
+
+    assert up.to(GATEWAY, Reroute) == up.to(GATEWAY, Failed) == []
+    assert up.is_clean()
+
+
+def test_draining_coordinator_puts_up_nothing_and_refuses_who_waits():
+    deployment = Deployment()
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("waits", outputs=())
+    deployment.frame(VOICE, Goodbye())
+    deployment.frame(LLM, Cancelled("waits"))
+    deployment.submit("runs")
+    deployment.take(deployment.core.drain(0.0))
+    assert [(frame.request, frame.error.code) for frame in deployment.to(GATEWAY, Reject)] == [
+        ("waits.2", "unavailable")
+    ]
+
+    deployment.frame(LLM, Goodbye())
+
+    assert codes(deployment.to(GATEWAY, Failed)) == ["stage_lost"]
+    assert deployment.is_clean()
+
+
+def test_id_of_a_successor_that_was_used_already_is_not_used_again(up):
+    up.join(SECOND)
+    up.submit("r.2")
+    up.submit("r", "other")
+    up.frame(SECOND, Done("r.2"))
+    up.frame(LLM, Goodbye())
+    up.frame(SECOND, Goodbye())
+
+    assert [reroute.request for reroute in up.to(GATEWAY, Reroute)] != ["r"]
+    assert "r" in [failed.request for failed in up.to(GATEWAY, Failed)]
+
+
+def test_adopted_request_has_a_successor_once():
+    for is_retry in (False, True):
+        deployment = Deployment()
+        former = msgspec.structs.replace(route(llm=LLM), is_retry=is_retry)
+        deployment.join(GATEWAY, SECOND, live=())
+        deployment.join(GATEWAY, LLM, live=(former,))
+        deployment.frame(LLM, Goodbye())
+
+        assert len(deployment.to(GATEWAY, Reroute)) == (not is_retry)
+        assert len(deployment.to(GATEWAY, Failed)) == is_retry
+
+
+# --- a stage whose engine is stuck --------------------------------------------------------------------------
+
+
+def test_stalled_stage_is_given_up_with_the_reason(up):
+    up.join(SUPERVISOR)
+    up.submit("r")
+    up.frame(LLM, Stalled(LLM, "llm", 0, 61.2))
+
+    reason = "its engine has made no progress for 61.2 s"
+    assert up.to(SUPERVISOR, Lost) == [Lost(LLM, reason)]
+    assert codes(up.to(GATEWAY, Reroute)) == ["stage_lost"]
+    up.submit("s")
+    assert f"llm.0: lost, {reason}" in up.to(GATEWAY, Reject)[0].error.message
+    up.frame(GATEWAY, Admin(5, "health"))
+    for peer in (VOICE,):
+        (ping,) = up.to(peer, Ping)
+        up.frame(peer, Pong(ping.nonce))
+    (reply,) = up.to(GATEWAY, AdminReply)
+    assert {row["actor"]: row.get("reason") for row in reply.result}["llm.0"] == reason
+
+
+def test_stalled_stage_is_told_again_to_a_supervisor_that_came_later(up):
+    up.frame(LLM, Stalled(LLM, "llm", 0, 60.0))
+    up.frame(LLM, Heartbeat("l"))
+    assert up.to(LLM, Introduce) == [Introduce()]
+    up.join(SUPERVISOR)
+
+    up.frame(LLM, Stalled(LLM, "llm", 0, 60.0))
+
+    assert up.to(SUPERVISOR, Lost) == [Lost(LLM, "its engine has made no progress for 60 s")]
+    assert up.forgotten[-1] == LLM, "the lane of the question is closed again"
+    assert up.core._membership.replicas("llm") == []
+
+
+def test_nobody_can_call_another_stalled(up):
+    up.join(SUPERVISOR)
+    up.frame(Peer("llm.9", 9, "z"), Stalled(LLM, "llm", 0, 60.0))
+
+    assert up.to(SUPERVISOR, Lost) == []
+    assert up.core._membership.replicas("llm") != []
 
 
 # --- a new coordinator --------------------------------------------------------------------------------------
@@ -767,6 +1027,41 @@ def test_evicted_stage_must_let_go_of_what_ended_without_it(up):
     assert up.core.num_live == 1, "the evicted stage still has it"
     up.frame(LLM, Cancelled("r"))
     assert up.is_clean()
+
+
+def test_adopted_request_keeps_to_what_is_left_of_its_limit():
+    deployment = Deployment()
+    deployment.join(GATEWAY, LLM, live=(msgspec.structs.replace(route(llm=LLM), timeout_s=4.0),), ran_s=(3.0,))
+    deployment.wait_until(1.0)
+
+    assert codes(deployment.to(GATEWAY, Failed)) == ["deadline_exceeded"]
+
+
+def test_forged_hello_has_nothing_sent_to_those_it_names():
+    deployment = Deployment()
+    nobody = Peer("llm.7", 77, "tcp://elsewhere:1")
+    deployment.join(GATEWAY, live=(route(llm=nobody),))
+    deployment.frame(GATEWAY, Cancel("r"))
+    deployment.beat_until(PATIENCE_S, GATEWAY)
+
+    assert [send for send in deployment.sent if send.peer == nobody] == []
+    assert deployment.to(GATEWAY, Cancelled) == [Cancelled("r", 0)]
+    assert deployment.is_clean()
+
+
+def test_stage_that_holds_more_than_is_taken_over_is_not_asked_again_and_again(monkeypatch):
+    for module in (coordinator, adoption):
+        monkeypatch.setattr(module, "MAX_ROUTES", 2)
+    deployment = Deployment()
+    deployment.join(GATEWAY)
+    deployment.join(LLM, live=tuple(route(f"r{number}", llm=LLM) for number in range(4)))
+    deployment.frame(LLM, Heartbeat("l", 4))
+    assert deployment.to(LLM, Introduce) == []
+
+    deployment.frame(LLM, Done("r0"))
+    deployment.frame(LLM, Heartbeat("l", 3))
+
+    assert deployment.to(LLM, Introduce) == [Introduce()]
 
 
 def test_request_of_a_pipeline_that_is_gone_ends():

@@ -4,7 +4,7 @@ import pytest
 
 from omni_bus.core.credit import Grant
 from omni_bus.core.edge import InEdge, OutEdge
-from omni_bus.errors import BadFrame
+from omni_bus.errors import BadFrame, LinkBroken
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open, Route, RouteEdge
 from omni_bus.wire.payloads import Json, Text, Unreadable
@@ -70,14 +70,20 @@ def test_abandoned_edge_closes_after_what_was_sent(sender):
 @pytest.mark.parametrize(
     ("frame", "what"),
     [
-        (chunk(1), "chunk 1 came where 0 was due"),
         (Chunk("r", 0, 0, Json({})), "a json came where text was declared"),
         (Chunk("r", 0, 0, cast("Any", Unreadable("gone"))), "in.prompt -> llm.text: chunk 0 can't be read: gone"),
     ],
 )
-def test_receiver_refuses_gaps_and_other_kinds(receiver, frame, what):
+def test_receiver_refuses_what_it_can_not_take(receiver, frame, what):
     with pytest.raises(BadFrame, match=what):
         receiver.accept(frame)
+    assert receiver.num_received == 0
+
+
+def test_receiver_calls_a_gap_a_broken_connection(receiver):
+    """Nothing else loses frames; who sent them is not at fault."""
+    with pytest.raises(LinkBroken, match=r"edge in.prompt -> llm.text: chunk 1 came where 0 was due: some are lost"):
+        receiver.accept(chunk(1))
     assert receiver.num_received == 0
 
 
@@ -99,8 +105,10 @@ def test_receiver_refuses_more_than_credit(receiver):
 def test_end_must_match_what_came(receiver):
     receiver.accept(chunk(0))
 
-    with pytest.raises(BadFrame, match="end after 2 chunks, 1 came"):
-        receiver.close(Close("r", 0, 2))
+    with pytest.raises(LinkBroken, match="2 of 3 chunks are lost"):
+        receiver.close(Close("r", 0, 3))
+    with pytest.raises(BadFrame, match="end after 0 chunks, 1 came"):
+        receiver.close(Close("r", 0, 0))
     receiver.close(Close("r", 0, 1, Finish("length")))
     assert receiver.is_closed
     assert receiver.finish == Finish("length")

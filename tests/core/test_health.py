@@ -48,7 +48,18 @@ def test_silent_actor_is_reported_not_live():
     reply = ended[1].frame
 
     assert [row["is_live"] for row in reply.result] == [True, False]
+    assert [row.get("reason") for row in reply.result] == [None, "does not answer (waited 1 s)"]
     assert health.on_timer(1) == []
+
+
+def test_rows_of_the_absent_are_in_the_answer():
+    health, one = Health(), actors(1)
+    absent = {"actor": "llm.7", "is_live": False, "reason": "SIGKILL"}
+    health.begin(ASKER, 7, one, [absent], 0.0)
+
+    ended: list[Any] = health.on_pong(one[0].sender, Pong(1), 0.5)
+
+    assert [row["actor"] for row in ended[1].frame.result] == ["llm.0", "llm.7"]
 
 
 def test_late_doubled_and_strange_pongs_change_nothing():

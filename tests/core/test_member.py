@@ -6,6 +6,7 @@ from omni_bus.errors import BadFrame, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
+    Broken,
     Goodbye,
     Heartbeat,
     Hello,
@@ -60,7 +61,8 @@ def test_introduce_is_answered_with_what_is_true_now(member):
 
     (answer,) = member.on_frame(Introduce(), 0.0)
 
-    assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,), received=((),))
+    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,), received=((),))
+    assert answer.frame == hello
 
 
 def test_stalled_actor_says_so_and_never_hello_again(member):
@@ -113,6 +115,35 @@ def test_refused_actor_leaves_with_the_reason(member):
 
 def test_lost_peer_is_forgotten(member):
     assert member.on_frame(Lost(ROUTE.gateway), 0.0) == [Forget(ROUTE.gateway)]
+
+
+def test_broken_connection_is_told_until_the_coordinator_says_that_it_knows(member):
+    broken = Broken(ME, ROUTE.gateway)
+    assert member.on_link_broken(ROUTE.gateway, 0.0) == [Send(COORDINATOR, broken)]
+
+    assert [send.frame for send in member.on_frame(Introduce(), 0.0)][1:] == [broken]
+    assert member.on_frame(Broken(ROUTE.gateway, ME), 0.0) == [], "somebody else's"
+    assert [send.frame for send in member.on_frame(Introduce(), 0.0)][1:] == [broken]
+
+    assert member.on_frame(broken, 0.0) == []
+    assert [send.frame for send in member.on_frame(Introduce(), 0.0)][1:] == []
+
+
+def test_broken_connection_to_a_lost_peer_is_told_no_more(member):
+    member.on_link_broken(ROUTE.gateway, 0.0)
+    member.on_frame(Lost(ROUTE.gateway), 0.0)
+
+    assert len(member.on_frame(Introduce(), 0.0)) == 1
+
+
+def test_broken_connection_to_the_coordinator_is_answered_with_a_new_introduction(member):
+    member.on_link_broken(ROUTE.gateway, 0.0)
+
+    hello, broken = (send.frame for send in member.on_link_broken(COORDINATOR, 0.0))
+
+    assert isinstance(hello, Hello)
+    assert hello.live == (ROUTE,)
+    assert broken == Broken(ME, ROUTE.gateway)
 
 
 def test_progress_and_goodbye_go_to_the_coordinator(member):

@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from omni_bus.core.restart import FIRST_DELAY_S, MAX_DELAY_S, WINDOW_S, RestartPolicy
+from omni_bus.core.restart import FIRST_DELAY_S, MAX_DELAY_S, SECOND_DELAY_S, WINDOW_S, RestartPolicy
 
 
-def test_delay_doubles_up_to_its_limit() -> None:
+def test_first_restart_comes_soon_and_then_the_delay_doubles_up_to_its_limit() -> None:
     policy = RestartPolicy(max_restarts=10)
 
     delays = [policy.on_death(float(i), jitter=0.5) for i in range(10)]
 
-    assert delays[:4] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S, 8 * FIRST_DELAY_S]
+    assert delays[:4] == [FIRST_DELAY_S, SECOND_DELAY_S, 2 * SECOND_DELAY_S, 4 * SECOND_DELAY_S]
     assert delays[-1] == MAX_DELAY_S
+
+
+def test_delay_has_the_limit_that_it_is_given_however_often_a_process_dies() -> None:
+    policy = RestartPolicy(max_restarts=1_000_000, max_delay_s=1.0)
+
+    assert {policy.on_death(float(i) / 10, jitter=0.5) for i in range(5000)} == {0.1, 0.5, 1.0}
 
 
 @pytest.mark.parametrize(("jitter", "factor"), [(0.0, 0.75), (0.5, 1.0), (0.999, 1.2495)])

@@ -329,19 +329,24 @@ def test_input_over_its_limit_is_refused():
 
 
 @pytest.mark.parametrize(
-    "frame",
-    [Chunk("r", 0, 7, A), Close("r", 0, 9), Credit("r", 1, 999, 1)],
-    ids=lambda frame: type(frame).__name__,
+    ("frame", "code"),
+    [
+        pytest.param(Chunk("r", 0, 7, A), "link_broken", id="chunk after a gap"),
+        pytest.param(Close("r", 0, 9), "link_broken", id="end after a gap"),
+        pytest.param(Chunk("r", 0, 0, A), "bad_frame", id="chunk again"),
+        pytest.param(Close("r", 0, 0), "bad_frame", id="end too soon"),
+        pytest.param(Credit("r", 1, 999, 1), "bad_frame", id="too much credit"),
+    ],
 )
 @pytest.mark.parametrize("shape", list(EngineShape))
-def test_frame_that_breaks_the_protocol_fails_its_request(frame, shape):
+def test_frame_that_breaks_the_protocol_fails_its_request(frame, code, shape):
     pair = ActorPair(shape)
     pair.open()
     pair.send("r", A)
     pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, frame, 0.0))
     pair.from_stage(pair.stage.on_frame(pair.client_peer.sender, frame, 0.0))
 
-    assert [failed.error.code for failed in control(pair, Failed)] == ["bad_frame"]
+    assert [failed.error.code for failed in control(pair, Failed)] == [code]
 
 
 def test_frames_of_a_former_incarnation_are_dropped():

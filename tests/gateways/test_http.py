@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import socket
+import tracemalloc
+import zlib
 from typing import Any
 
 import aiohttp
@@ -137,6 +140,29 @@ async def test_half_a_request_is_answered_and_closed(sent: bytes, words: str) ->
         assert await is_alive(deployment)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Content-Type: te\xffxt",
+        b"Content-Encoding: g\xffzip",
+        b"Expect: a-m\xffracle",
+        b"X-Request-Id: \xff",
+        b"\xff: a",
+    ],
+)
+async def test_header_that_is_no_utf8_is_refused_in_shape(line: bytes) -> None:
+    """What is repeated of it must have a form in JSON."""
+    sent = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n".encode() + line + b"\r\n\r\n{}"
+    )
+    async with running(text_deployment()) as deployment:
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert status in {400, 417}
+        assert document["error"]["code"] == status
+        assert await is_alive(deployment)
+
+
 async def test_bytes_that_are_no_http_get_an_error_in_shape() -> None:
     async with running(text_deployment()) as deployment:
         status, document = parse_response(await exchange(deployment.port, b"\x16\x03\x01 hello\r\n\r\n"))
@@ -158,6 +184,8 @@ async def test_bytes_that_are_no_http_get_an_error_in_shape() -> None:
         ("application/json", b'{"a": "\xff"}', "UTF-8"),
         ("application/json", b'{"temperature": NaN}', "byte 16"),
         ("application/json", b"[" * 100_000, "nested too deeply"),
+        ("application/json", b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "nested too deeply"),
+        ("application/json", b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
     ],
 )
 async def test_body_that_is_no_json_object_is_refused(content_type: str, raw: bytes, words: str) -> None:
@@ -195,14 +223,165 @@ async def test_unknown_compression_is_refused() -> None:
         assert "gzip, gzip came (allowed: identity, gzip" in (await response.json())["error"]["message"]
 
 
+def bomb(encoding: str, size: int) -> bytes:
+    """A JSON object of one long string, in a two-hundredth of its size."""
+    deflater = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16 if encoding == "gzip" else zlib.MAX_WBITS)
+    parts = [deflater.compress(b'{"a": "')]
+    parts += [deflater.compress(b"a" * 1_000_000) for _ in range(size // 1_000_000)]
+    return b"".join([*parts, deflater.compress(b'"}'), deflater.flush()])
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_bomb_is_unfolded_to_the_limit_and_no_further(encoding: str) -> None:
+    sent = bomb(encoding, 100_000_000)
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with (
+        running(text_deployment("max_body_bytes = 1000000")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        tracemalloc.start()
+        async with session.post(CHAT, data=sent, headers=headers) as response:
+            document = await response.json()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert response.status == 413
+        assert "more than 1000000 bytes came" in document["error"]["message"]
+        assert peak < 20_000_000
+        assert await is_alive(deployment)
+
+
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "statuses"),
+    [
+        (CHUNKED + b"\r\n", b"3e8\r\n" + b" " * 1000 + b"\r\n", {413}),
+        (CHUNKED + b"\r\n", b"1\r\n \r\n", {408, 413}),
+        (CHUNKED + b"\r\n1", b";name=value" * 1000, {400, 408}),
+        (CHUNKED + b"\r\n0", b"0" * 1000, {400, 408}),
+        (CHUNKED + b"\r\n2\r\n{}\r\n0\r\n", b"Trailer: x\r\n" * 1000, {400, 408, 413}),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b"X-Header: y\r\n" * 1000, {400, 431}),
+        (b"GET /health HTTP/1.1\r\nX: ", b"y" * 10_000, {400, 431}),
+        (b"GET /", b"y" * 10_000, {400, 414}),
+        (b"", b"\0" * 10_000, {400}),
+    ],
+    ids=["chunks", "tiny chunks", "chunk extension", "chunk size", "trailers", "headers", "header", "path", "noise"],
+)
+async def test_request_without_end_is_cut_off(first: bytes, again: bytes, statuses: set[int]) -> None:
+    """Within the limits of bytes or of time, in bounded memory, whatever part of it has no end."""
+    async with running(text_deployment("max_body_bytes = 100000\nbody_total_timeout_s = 0.5")) as deployment:
+        tracemalloc.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+        writer.write(first)
+        answer = asyncio.create_task(reader.read())
+        num_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while not answer.done() and num_sent < 1_000_000_000:
+                writer.write(again)
+                num_sent += len(again)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        with contextlib.suppress(ConnectionError):
+            raw = await answer
+            assert raw == b"" or int(raw.split()[1]) in statuses
+        assert num_sent < 1_000_000_000
+        assert peak < 20_000_000
+        assert await is_alive(deployment)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n",
+        b"Content-Length: -2\r\n",
+        b"Content-Length: +2\r\n",
+        b"Content-Length: 2x\r\n",
+        b"Content-Length: " + b"9" * 5000 + b"\r\n",
+        b"Transfer-Encoding: gzip\r\n",
+        b"Transfer-Encoding: chunked, chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nX : y\r\n",
+    ],
+)
+async def test_body_of_doubtful_length_is_refused(head: bytes) -> None:
+    """Two servers in a row that read it differently would see two different requests."""
+    sent = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head + b"\r\n{}"
+    async with running(text_deployment("body_timeout_s = 0.2")) as deployment:
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert status in {400, 413}
+        assert document["error"]["code"] == status
+        assert await is_alive(deployment)
+
+
+@pytest.mark.parametrize("chunk", [b"-1\r\n{}\r\n", b"x\r\n{}\r\n", b"ffffffffffffffffff\r\n{}", b"2\r\n{}xx0\r\n\r\n"])
+async def test_damaged_chunk_is_refused(chunk: bytes) -> None:
+    async with running(text_deployment("body_timeout_s = 0.2")) as deployment:
+        status, document = parse_response(await exchange(deployment.port, CHUNKED + b"\r\n" + chunk))
+
+        assert status == 400
+        assert document["error"]["code"] == 400
+        assert await is_alive(deployment)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /%ff\xff HTTP/1.1\r\n",
+        b"GET /v1/models/%ff HTTP/1.1\r\n",
+        b"GET /v1/files/%ff HTTP/1.1\r\n",
+        b"GET /v1/files?order=%ff&after=%ff HTTP/1.1\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: \xff/\xfe\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Encoding: \xff\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nExpect: \xff\r\nContent-Length: 2\r\n",
+        b"POST /v1/files HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=\xff\r\n",
+        b"POST /v1/files HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\nContent-Encoding: \xff\r\n",
+        b"GET /v1/models HTTP/1.1\r\nAuthorization: \xff \xff\r\n",
+    ],
+)
+async def test_bytes_that_are_no_text_in_a_head_are_refused_as_any_other(head: bytes) -> None:
+    async with running(text_deployment('api_keys = ["k"]')) as deployment:
+        keyed = b"" if b"Authorization" in head else b"Authorization: Bearer k\r\n"
+        sent = head + keyed + b"Host: x\r\nX-Request-Id: \xff\r\nConnection: close\r\n\r\n"
+        status, document = parse_response(await exchange(deployment.port, sent))
+
+        assert 400 <= status < 500
+        assert document["error"]["code"] == status
+
+
+async def test_body_that_only_drips_is_answered() -> None:
+    """Each byte comes in time; all of them would take for ever."""
+    async with running(text_deployment("body_timeout_s = 20\nbody_total_timeout_s = 0.5")) as deployment:
+        reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+        writer.write(HALF_A_BODY.replace(b"Content-Length: 9", b"Content-Length: 99999"))
+        answer = asyncio.create_task(reader.read())
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.wait({answer}, timeout=0.05)
+        writer.close()
+
+        assert (await answer).startswith(b"HTTP/1.1 408 ")
+        assert await is_alive(deployment)
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "words"),
     [
         ([{"role": "user", "content": "x" * 20_000_000}], "messages", "bytes came (allowed: at most 15728640)"),
         ([{"role": "user", "content": "x" * 1000}] * 16_000, "messages", "bytes came (allowed: at most 15728640)"),
-        ([[]] * 500_000, None, "commas and brackets came (allowed: at most 1000000)"),
+        ([[]] * 500_000, None, "JSON of weight 2000"),
+        ([{"a": {"b": []}}] * 100_000, None, "allowed: at most 1600000; a comma weighs 1"),
+        ([{f"k{i}": 1 for i in range(300_000)}], None, "JSON of weight 1800"),
+        ([10**4200] * 700, None, "twenty digits in a row 12"),
     ],
-    ids=["a long one", "many", "a great many values"],
+    ids=["a long one", "many", "a great many values", "nested objects", "different keys", "long numbers"],
 )
 async def test_body_beyond_the_bus_is_refused(messages: Any, param: str | None, words: str) -> None:
     """Within the limit of bodies, and more than a frame holds or than may be decoded on the loop."""

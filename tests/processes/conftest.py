@@ -34,14 +34,16 @@ GRACE_S = 20.0
 
 
 class Up:
-    """An ``omni-bus up`` in a process of its own."""
+    """An ``omni-bus up`` in a process of its own, started by the command `within` if there is one."""
 
-    def __init__(self, config: Path, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, config: Path, environ: dict[str, str], arguments: tuple[str, ...], within: tuple[str, ...] = ()
+    ) -> None:
         self.environ = environ
         self.name = arguments[arguments.index("--name") + 1] if "--name" in arguments else config.stem
         self.events: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [*COMMAND, "up", "--config", str(config), "--log-format", "json", *arguments],
+            [*within, *COMMAND, "up", "--config", str(config), "--log-format", "json", *arguments],
             cwd=ROOT,
             env=environ,
             stdout=subprocess.PIPE,
@@ -158,10 +160,10 @@ def up(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Up]]:
     """Start deployments from TOML text; those that still run after the test are ended."""
     started: list[Up] = []
 
-    def start(toml: str, *arguments: str, file: str = "demo") -> Up:
+    def start(toml: str, *arguments: str, file: str = "demo", within: tuple[str, ...] = ()) -> Up:
         config = tmp_path / f"{file}.toml"
         config.write_text(toml)
-        started.append(Up(config, environ, arguments))
+        started.append(Up(config, environ, arguments, within))
         return started[-1]
 
     yield start
@@ -181,9 +183,15 @@ def up(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Up]]:
 def omni_bus(environ: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run an ``omni-bus`` command to its end."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, within: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=50
+            [*within, *COMMAND, *arguments],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
         )
 
     return run

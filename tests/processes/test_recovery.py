@@ -29,7 +29,6 @@ WORD_BYTES = 4000
 """So many of these fit in no socket's buffers: a stream that nobody reads waits, however long a test takes."""
 
 TOML = """
-heartbeat_s = 0.2
 {more}
 
 [stages.llm]
@@ -74,6 +73,7 @@ class Stream:
         """Read to the end."""
         while await self.read_on():
             pass
+        self.response.release()
 
     def check(self, marker: str, num_words: int) -> None:
         """Each word came once, in order, and is this request's."""
@@ -88,7 +88,7 @@ def body(marker: str, model: str = "text", **params: Any) -> dict[str, Any]:
     return {"model": model, "messages": messages, "stream": True, "sampling_params_list": [params]}
 
 
-LONG = {"tokens": NUM_WORDS, "chunk_bytes": WORD_BYTES}
+LONG: dict[str, Any] = {"tokens": NUM_WORDS, "chunk_bytes": WORD_BYTES}
 
 
 @contextlib.asynccontextmanager
@@ -179,7 +179,7 @@ async def test_killed_coordinator_costs_no_stream_and_no_limit(up) -> None:
 
 
 async def test_silent_coordinator_is_not_waited_for_and_is_restarted(up) -> None:
-    deployment = up(TOML.format(more="", llm="", text=""), *QUIET)
+    deployment = up(TOML.format(more="heartbeat_s = 0.5", llm="", text=""), *QUIET)
     async with session_of(deployment) as session:
         stream = await opened(session, body("m", **LONG))
 
@@ -204,11 +204,12 @@ async def test_silent_coordinator_is_not_waited_for_and_is_restarted(up) -> None
 async def test_killed_gateway_frees_its_requests_and_comes_back(up) -> None:
     deployment = up(TOML.format(more="", llm="", text=""))
     async with session_of(deployment) as session, await deployment.client() as client:
-        for number in range(5):
-            await opened(session, body(f"m{number}", **LONG))
+        streams = [await opened(session, body(f"m{number}", **LONG)) for number in range(5)]
 
         os.kill(deployment.pid_of("gateway.openai.0"), signal.SIGKILL)
 
+        for stream in streams:
+            stream.response.close()
         await until_status(client, "requests.live", 0)
         (stage,) = [row for row in await client.admin("health") if row["role"] == "stage"]
         assert (stage["stats"]["active"], stage["stats"]["cancelled"]) == (0, 5)
@@ -268,7 +269,7 @@ async def test_request_waits_for_the_only_replica_to_come_back(up) -> None:
 
 
 @pytest.mark.parametrize("how", [{"busy": False}, {"busy": True}], ids=["waits", "spins"])
-async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, bool]) -> None:
+async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, Any]) -> None:
     llm = "step_timeout_s = 1\nmax_num_seqs = 1\nmax_resident = 1"
     deployment = up(TOML.format(more="", llm=llm, text=""), *QUIET)
     async with session_of(deployment) as session:
@@ -294,7 +295,7 @@ async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, bool])
 
 async def test_health_tells_of_a_frozen_stage_and_of_its_thaw(up) -> None:
     """Heartbeats are too far apart here to be missed: it is the round trip that tells."""
-    deployment = up(TOML.format(more="", llm="", text="").replace("heartbeat_s = 0.2", "heartbeat_s = 60"))
+    deployment = up(TOML.format(more="heartbeat_s = 60", llm="", text=""))
     async with session_of(deployment) as session:
         os.kill(deployment.pid_of("llm.0"), signal.SIGSTOP)
         status, report = await health(session)
@@ -329,7 +330,7 @@ async def test_degraded_stage_is_told_and_refused_at_once(up) -> None:
 
 
 async def test_health_tells_of_a_dead_coordinator(up) -> None:
-    deployment = up(TOML.format(more="", llm="", text=""), *QUIET)
+    deployment = up(TOML.format(more="heartbeat_s = 0.5", llm="", text=""), *QUIET)
     async with session_of(deployment) as session:
         os.kill(deployment.pid_of("coordinator"), signal.SIGSTOP)
         await until_unhealthy(session, "the coordinator does not answer")

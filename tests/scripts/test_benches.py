@@ -48,9 +48,12 @@ def ratios(output: str) -> dict[str, float]:
         ("pipeline", "coordinator frames per request of 1 chunk, in and out"),
         ("gateway", "gateway CPU per chunk, 10 clients / 1"),
         ("call", "call latency, pipe / ours"),
+        ("curve", "round trip, with keys / without"),
         ("overload", "refusal p50, gateway / bus"),
         ("memory", "resident memory of all, after 200 requests / 20"),
+        ("uploads", "p99 with 3 uploads of 2 MB / idle"),
         ("start", "start of coordinator / bare interpreter with its libraries"),
+        ("recovery", "stage killed until its request goes on / start of the stage"),
     ],
 )
 def test_quick_benchmark_prints_its_ratios(name: str, wanted: str) -> None:

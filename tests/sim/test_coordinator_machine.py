@@ -303,11 +303,11 @@ class Coordinator(RuleBasedStateMachine):
             assert admission._queued.keys() == queued
             assert admission._in_flight.keys() == mine.keys() - queued - recovering
             counts = admission.counts
-            assert counts.queued <= counts.max_queued + sum(mine[r].recover_by is not None for r in queued)
+            assert counts.queued <= counts.max_queued + sum(mine[r].is_back for r in queued)
             assert counts.in_flight <= counts.max_in_flight + sum(e.is_adopted for e in mine.values())
             assert counts.queued_bytes == sum(mine[r].submit.input_bytes for r in queued)
             assert counts.queued_bytes <= counts.max_queued_bytes + sum(
-                mine[r].submit.input_bytes for r in queued if mine[r].recover_by is not None
+                mine[r].submit.input_bytes for r in queued if mine[r].is_back
             )
 
     @invariant()
@@ -318,7 +318,7 @@ class Coordinator(RuleBasedStateMachine):
             num_queued = sum(e.state is State.QUEUED for e in mine)
             assert (row["in_flight"], row["queued"]) == (len(mine) - num_queued, num_queued)
             quota = QUOTAS.get(row["caller"], Quota())
-            num_back = sum(e.state is State.QUEUED and e.recover_by is not None for e in mine)
+            num_back = sum(e.state is State.QUEUED and e.is_back for e in mine)
             assert quota.max_queued is None or num_queued <= quota.max_queued + num_back
             num_adopted = sum(e.is_adopted for e in mine)
             assert quota.max_in_flight is None or row["in_flight"] <= quota.max_in_flight + num_adopted
@@ -399,4 +399,4 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
-TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
+TestCoordinator.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

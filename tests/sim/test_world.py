@@ -35,6 +35,10 @@ NUM_SEEDS = 10_000
 """As many as `test_schedules` runs."""
 
 
+NOTICED_NEAR = {"on_peer_lost": 3890, "_shorten": 1150, "successor_of": 1040}
+"""Where to begin for what few schedules notice; elsewhere only slower."""
+
+
 def reroutes_what_has_output(self, frame):
     """As the core does it, without a look at what was put out."""
     call = self._calls.get(frame.request)
@@ -61,9 +65,10 @@ def reroutes_for_ever(entry, error):
 on_reroute = ClientCore._on_reroute
 
 
-def first_failing(num_seeds: int) -> int | None:
-    """Return the first seed that breaks an invariant."""
-    return next((seed for seed in range(num_seeds) if not _passes(seed)), None)
+def first_failing(num_seeds: int, start: int = 0) -> int | None:
+    """Return the first seed, counted from `start` and around, that breaks an invariant."""
+    seeds = (*range(start, num_seeds), *range(start))
+    return next((seed for seed in seeds if not _passes(seed)), None)
 
 
 def _passes(seed: int) -> bool:
@@ -155,7 +160,7 @@ def test_schedules_reach_every_kind_of_trouble():
 def test_broken_core_is_noticed(monkeypatch, owner, name, broken):
     monkeypatch.setattr(owner, name, broken)
 
-    assert first_failing(NUM_SEEDS) is not None
+    assert first_failing(NUM_SEEDS, NOTICED_NEAR.get(name, 0)) is not None
 
 
 def test_ledger_notices_loss_doubling_and_early_end():
@@ -193,4 +198,4 @@ def test_command_line_replays_with_a_trace(monkeypatch, capsys):
 
     written = capsys.readouterr().out
     assert "Submit(request=" in written
-    assert "1 schedules" in written
+    assert "1 schedule, " in written

@@ -1,0 +1,187 @@
+"""What the coordinator does about connections that break while both ends live."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_bus.core.effects import Send
+from omni_bus.core.links import NONCE
+from omni_bus.errors import ErrorInfo
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import (
+    PROTOCOL_VERSION,
+    Admit,
+    Broken,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Goodbye,
+    Hello,
+    Inquire,
+    Introduce,
+    Ping,
+    Pong,
+    Reroute,
+)
+from tests.core.test_coordinator import GATEWAY, LLM, VOICE, Deployment, codes, route
+
+
+@pytest.fixture
+def up() -> Deployment:
+    deployment = Deployment()
+    deployment.join(LLM, VOICE, GATEWAY)
+    return deployment
+
+
+def test_broken_connection_ends_what_both_ends_work_on(up):
+    up = Deployment(non_idempotent=frozenset({"voice"}))
+    up.join(LLM, VOICE, GATEWAY)
+    up.submit("both", outputs=("audio",))
+    up.submit("other", outputs=("text",))
+
+    up.frame(LLM, Broken(LLM, VOICE))
+    assert up.to(VOICE, Ping) == [Ping(NONCE)]
+    assert up.to(GATEWAY, Failed) == [], "first it must be known that the voice lives"
+    up.frame(VOICE, Pong(NONCE))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["link_broken"]
+    assert [cancel.request for cancel in up.to(LLM, Cancel)] == ["both"]
+    assert [cancel.request for cancel in up.to(VOICE, Cancel)] == ["both"]
+    assert up.to(LLM, Broken) == up.to(VOICE, Broken) == [Broken(LLM, VOICE)]
+    assert up.to(GATEWAY, Broken) == []
+    for stage in (LLM, VOICE):
+        up.frame(stage, Cancelled("both"))
+    up.frame(LLM, Done("other"))
+    assert up.is_clean()
+
+
+def test_client_hears_of_a_broken_connection_after_its_requests_errors(up):
+    up = Deployment(non_idempotent=frozenset({"llm"}))
+    up.join(LLM, VOICE, GATEWAY)
+    up.submit("r")
+    up.frame(LLM, Broken(LLM, GATEWAY))
+    up.frame(GATEWAY, Pong(NONCE))
+
+    kinds = [type(send.frame) for send in up.sent if send.peer == GATEWAY]
+
+    assert kinds.index(Failed) < kinds.index(Broken)
+
+
+def test_broken_connection_of_what_is_done_ends_nothing(up):
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Done("r"))
+
+    up.frame(GATEWAY, Broken(GATEWAY, LLM))
+    up.frame(LLM, Pong(NONCE))
+
+    assert up.to(GATEWAY, Failed) == []
+    assert up.to(GATEWAY, Broken) == [Broken(GATEWAY, LLM)]
+
+
+def test_break_is_told_by_its_own_source_only(up):
+    up.submit("r")
+
+    up.frame(VOICE, Broken(LLM, GATEWAY))
+    up.frame(VOICE, Broken(Peer("voice.0", 99, "v"), LLM))
+    for peer in (LLM, GATEWAY):
+        up.frame(peer, Pong(NONCE))
+
+    assert up.to(GATEWAY, Failed) == []
+    assert up.to(VOICE, Broken) == []
+
+
+def test_broken_connection_reroutes_what_may_run_again(up):
+    up.submit("r")
+    up.frame(LLM, Broken(LLM, GATEWAY))
+    up.frame(GATEWAY, Pong(NONCE))
+
+    (reroute,) = up.to(GATEWAY, Reroute)
+    assert (reroute.request, reroute.error.code, reroute.error.is_retry_safe) == ("r", "link_broken", True)
+    (_, admit) = up.to(GATEWAY, Admit)
+    assert (admit.route.request, admit.route.stages) == (reroute.successor, {"llm": LLM})
+    up.frame(LLM, Cancelled("r"))
+    up.frame(LLM, Done(reroute.successor))
+    assert up.is_clean()
+
+
+def test_break_whose_target_died_is_a_loss(up):
+    """The other end's process ended: that is why the connection broke, and its own rules hold."""
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Broken(LLM, VOICE))
+
+    up.frame(VOICE, Goodbye())
+
+    (reroute,) = up.to(GATEWAY, Reroute)
+    assert (reroute.error.code, reroute.error.stage) == ("stage_lost", "voice")
+    assert up.to(LLM, Broken) == [Broken(LLM, VOICE)]
+
+
+def test_hello_of_the_target_is_a_sign_of_life_too(up):
+    """The ping, or its answer, may be what is lost."""
+    up.submit("r")
+    up.frame(LLM, Broken(LLM, GATEWAY))
+
+    up.join(GATEWAY, live=(route(llm=LLM),))
+
+    assert len(up.to(GATEWAY, Reroute)) == 1
+
+
+def test_break_towards_somebody_unknown_is_only_answered(up):
+    up.frame(LLM, Broken(LLM, Peer("gateway.0", 99, "g")))
+
+    assert up.to(LLM, Broken) == [Broken(LLM, Peer("gateway.0", 99, "g"))]
+    assert up.to(GATEWAY, Broken) == []
+
+
+def test_broken_connection_to_an_actor_asks_it_to_introduce_itself(up):
+    up.take(up.core.on_link_broken(LLM, up.now))
+    up.take(up.core.on_link_broken(Peer("llm.0", 99, "l"), up.now))
+
+    assert [send for send in up.sent if isinstance(send.frame, Introduce)] == [Send(LLM, Introduce())]
+
+
+def test_admission_that_never_arrived_is_taken_back(up):
+    """The client has given it up, and nobody else would ever end it."""
+    up.submit("r")
+    up.take(up.core.on_link_broken(GATEWAY, up.now))
+    up.join(GATEWAY)
+
+    assert up.to(GATEWAY, Inquire) == [Inquire("r")]
+    up.frame(GATEWAY, Cancel("r", "ended"))
+    assert [cancel.request for cancel in up.to(LLM, Cancel)] == ["r"]
+    up.frame(LLM, Cancelled("r"))
+    assert up.is_clean()
+
+
+def test_end_that_was_lost_is_told_again(up):
+    up.submit("r")
+    up.frame(LLM, Hello(PROTOCOL_VERSION, LLM, "stage", "llm", 0, is_ready=True))
+
+    assert up.to(LLM, Inquire) == [Inquire("r")]
+    up.frame(LLM, Done("r"))
+    assert up.is_clean()
+
+
+def test_error_that_a_client_missed_is_told_again(up):
+    up.submit("r")
+    up.frame(LLM, Failed("r", ErrorInfo("stage_failed", "no")))
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed"]
+
+    up.join(GATEWAY, live=(route(llm=LLM),))
+
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_failed"]
+
+
+@pytest.mark.parametrize("non_idempotent", [frozenset(), frozenset({"llm"})])
+def test_chunks_that_a_stage_missed_are_rated_by_the_pipeline(non_idempotent):
+    up = Deployment(non_idempotent=non_idempotent)
+    up.join(LLM, VOICE, GATEWAY)
+    up.submit("r")
+
+    up.frame(LLM, Failed("r", ErrorInfo("link_broken", "chunk 5 came where 3 was due", stage="llm")))
+
+    (told,) = [*up.to(GATEWAY, Failed), *up.to(GATEWAY, Reroute)]
+    assert isinstance(told, Failed if non_idempotent else Reroute)
+    assert told.error.code == "link_broken"
+    assert told.error.is_retry_safe == (not non_idempotent)

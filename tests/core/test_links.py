@@ -1,0 +1,71 @@
+import pytest
+
+from omni_bus.core.effects import Send
+from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
+from omni_bus.core.membership import Membership
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import LinkBroken
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import Broken, Hello, Ping, Route, RouteEdge
+
+EDGES = (RouteEdge("in", "a", "llm", "a", "text", 1, 1024), RouteEdge("llm", "b", "out", "b", "text", 1, 1024))
+GATEWAY, LLM = Peer("gateway", 1, "g"), Peer("llm.3", 2, "l")
+VOICE = Peer("voice.0", 3, "v")
+PATH = (
+    EDGES[0],
+    RouteEdge("llm", "b", "voice", "b", "text", 1, 1024),
+    RouteEdge("voice", "c", "out", "c", "text", 1, 1024),
+)
+LONG = Route("r", "p", GATEWAY, {"llm": LLM, "voice": VOICE}, PATH)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "pending", "stage"),
+    [
+        (GATEWAY, LLM, {"llm", "voice"}, "llm"),  # input may be lost
+        (LLM, GATEWAY, {"llm", "voice"}, "llm"),  # credit may be
+        (GATEWAY, LLM, {"voice"}, ""),  # the stage has all that it needed
+        (LLM, VOICE, {"llm", "voice"}, "llm"),
+        (LLM, VOICE, {"voice"}, "voice"),  # its last chunks, or their end
+        (VOICE, LLM, {"llm"}, "llm"),  # credit that it waits for
+        (VOICE, LLM, set(), ""),
+        (VOICE, GATEWAY, {"voice"}, "voice"),
+        (VOICE, GATEWAY, set(), ""),  # what the client misses it knows itself
+        (GATEWAY, VOICE, {"voice"}, "voice"),
+        (LLM, Peer("gateway", 9, "g"), {"llm", "voice"}, ""),
+        (Peer("llm.3", 9, "l"), VOICE, {"llm", "voice"}, ""),
+    ],
+)
+def test_broken_connection_concerns_whoever_is_at_work_on_either_end(source, target, pending, stage):
+    error = error_for_broken(Broken(source, target), LONG, pending, Pipeline("p", "p", (), PATH))
+
+    assert (error.stage if error is not None else "") == stage
+
+
+def test_broken_connection_between_stages_that_share_no_edge_concerns_nobody():
+    route = Route("r", "p", GATEWAY, {"llm": LLM, "voice": VOICE}, (EDGES[0], PATH[2]))
+
+    assert error_for_broken(Broken(LLM, VOICE), route, {"llm", "voice"}, Pipeline("p", "p", (), PATH)) is None
+
+
+@pytest.mark.parametrize("non_idempotent", [frozenset(), frozenset({"voice"}), frozenset({"other"})])
+def test_broken_connection_is_named_with_whether_a_retry_is_safe(non_idempotent):
+    pipeline = Pipeline("p", "p", (), PATH, non_idempotent)
+
+    error = error_for_broken(Broken(LLM, VOICE), LONG, {"voice"}, pipeline)
+
+    assert isinstance(error, LinkBroken)
+    assert "from llm.3 to voice.0 is broken" in error.message
+    assert error.is_retry_safe == ("voice" not in non_idempotent)
+
+
+def test_breaks_wait_for_a_sign_of_life_of_their_target():
+    links, llm = BrokenLinks(), Membership().join(Hello(1, LLM, "stage", "llm"), 0.0)
+
+    assert links.suspect(Broken(GATEWAY, LLM), llm) == [Send(LLM, Ping(NONCE))]
+    links.suspect(Broken(VOICE, LLM), llm)
+    links.suspect(Broken(VOICE, LLM), llm)
+
+    assert links.settle(VOICE.sender) == []
+    assert links.settle(LLM.sender) == [Broken(GATEWAY, LLM), Broken(VOICE, LLM)]
+    assert links.settle(LLM.sender) == []

@@ -118,6 +118,8 @@ class Inbox:
         self._sender: Sender | None = None
         self._decode = Codec(fetch=None if fetch is None else self._fetch_for_sender).decode
         self._senders: dict[bytes, Sender] = {}
+        self._users: dict[bytes, str] = {}
+        """Who last spoke under a routing id, and may."""
         self._num_delivered = 0
         self._num_bad = 0
         self._bad_by_peer: Counter[bytes] = Counter()
@@ -210,8 +212,13 @@ class Inbox:
 
     def _is_allowed(self, routing_id: bytes, user: str) -> bool:
         """Judge each message: the next one of the same routing id may come over another connection."""
+        if self._users.get(routing_id) == user:
+            return True
         sender = self._senders.get(routing_id) or self._learn(routing_id)
-        if sender is None or may_speak_as(user, sender.actor):
+        if sender is None:
+            return True
+        if may_speak_as(user, sender.actor):
+            self._users[routing_id] = user
             return True
         self._drop(routing_id, f"a connection of '{user}' may not speak for it")
         return False
@@ -256,6 +263,7 @@ class Inbox:
         if sender is not None:
             if len(self._senders) >= MAX_KNOWN_PEERS:
                 self._senders.clear()
+                self._users.clear()
             self._senders[routing_id] = sender
         return sender
 

@@ -83,6 +83,10 @@ class Absences:
         """Forget why it was not here."""
         self._by_name.pop(actor.peer.actor, None)
 
+    def is_away(self, actor: str) -> bool:
+        """Whether an actor left, or its supervisor says that its process does not serve."""
+        return actor in self._by_name
+
     def is_degraded(self, stage: str) -> bool:
         """Whether no replica of the stage is here or will come without a person's help."""
         absent = self._of(stage)

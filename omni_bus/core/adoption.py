@@ -1,7 +1,7 @@
 """What a coordinator learns of running requests that it did not admit: it is new, or had given an actor up.
 
 Actors list them in their `Hello`. Nobody's word is final: whoever takes part in a request has `patience_s` to say hello
-too; who does not is gone.
+too; who does not is gone, and so is, at once, who is known to have died while there was no coordinator to be told.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from omni_bus.wire.frames import Cancel, Failed, Inquire, Submit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from omni_bus.core.absence import Absences
     from omni_bus.core.admission import Admission
     from omni_bus.core.binding import Bindings
     from omni_bus.core.effects import Common
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.core.tombstones import Tombstones
     from omni_bus.errors import ErrorInfo
-    from omni_bus.ids import RequestId
+    from omni_bus.ids import Peer, RequestId
     from omni_bus.wire.frames import Hello, Route
 
 MAX_ROUTES = 4096
@@ -49,9 +50,11 @@ class Adoption:
         requests: dict[RequestId, Request],
         tombstones: Tombstones[ErrorInfo],
         patience_s: float,
+        absences: Absences,
     ) -> None:
         self._pipelines = pipelines
         self._membership = membership
+        self._absences = absences
         self._bindings = bindings
         self._admission = admission
         self._requests = requests
@@ -102,18 +105,38 @@ class Adoption:
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
 
     def missing(self, entry: Request) -> tuple[list[str], OmniBusError | None]:
-        """Return the stages that have not said hello, and the error that the request ends with; None if none is missed.
+        """Return the stages that are gone, and the error that the request ends with; None if none is missed.
 
-        What is missing when the patience is over is gone. Where all its output has arrived nobody misses it.
+        Without any that is known to be gone, those that have not said hello: when the patience is over, they are too.
+        Where all its output has arrived nobody misses a stage.
         """
         if entry.route is None:
             return [], None
+        gone = self.gone(entry)
         absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
-        if self._membership.get(entry.client.sender) is None:
+        if not gone and self._membership.get(entry.client.sender) is None:
             return absent, RequestCancelled("the client's gateway is gone")
+        if gone:
+            return gone, stage_lost(gone[0], entry.route, entry.pipeline)
         finished = self._finished(entry, entry.route, absent)
         missed = [stage for stage in absent if stage not in finished]
         return absent, stage_lost(missed[0], entry.route, entry.pipeline) if missed else None
+
+    def gone(self, entry: Request) -> list[str]:
+        """Return the stages whose replica certainly is no more and is missed, whatever patience it has left.
+
+        Another incarnation bears its name, or its supervisor says that it is away; and somebody lacks its output.
+        """
+        route = entry.route
+        if route is None:
+            return []
+        return [
+            stage for stage, peer in entry.pending.items() if self._is_gone(peer) and _is_missed(entry, route, stage)
+        ]
+
+    def _is_gone(self, peer: Peer) -> bool:
+        present = self._membership.named(peer.actor)
+        return self._absences.is_away(peer.actor) if present is None else present.sender != peer.sender
 
     def _note_received(self, actor: Actor, entry: Request, sources: tuple[str, ...]) -> None:
         """Remember whose whole output an actor has; only what takes part in the request counts."""
@@ -122,7 +145,8 @@ class Adoption:
             return
         targets = [stage for stage, peer in route.stages.items() if peer == actor.peer]
         targets += [OUT] if route.gateway == actor.peer else []
-        entry.received |= {(target, source) for target in targets for source in sources if source in route.stages}
+        for target in targets:
+            entry.received.setdefault(target, set()).update(source for source in sources if source in route.stages)
 
     def _finished(self, entry: Request, route: Route, absent: list[str]) -> set[str]:
         """Return the stages whose output has all been received: their targets say so, or have finished themselves."""
@@ -193,6 +217,16 @@ def _listed(hello: Hello) -> Iterator[tuple[Route, float]]:
         yield route, ran_s if 0.0 <= ran_s < math.inf else 0.0
 
 
+def _targets(route: Route, stage: str) -> set[str]:
+    return {edge.target for edge in route.edges if edge.source == stage}
+
+
 def _is_received(entry: Request, route: Route, stage: str, finished: set[str]) -> bool:
-    targets = {edge.target for edge in route.edges if edge.source == stage}
-    return bool(targets) and all((target, stage) in entry.received or target in finished for target in targets)
+    """Whether each of a stage's targets has its whole output, or has finished, and so had it."""
+    targets = _targets(route, stage)
+    return bool(targets) and all(target in finished or stage in entry.received.get(target, ()) for target in targets)
+
+
+def _is_missed(entry: Request, route: Route, stage: str) -> bool:
+    """Whether one of a stage's targets has said what it has received, and that was not all."""
+    return any(stage not in entry.received.get(target, {stage}) for target in _targets(route, stage))

@@ -134,6 +134,7 @@ class CoordinatorCore:
             requests=self._requests,
             tombstones=self._tombstones,
             patience_s=self._patience_s,
+            absences=self._absences,
         )
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
@@ -288,21 +289,23 @@ class CoordinatorCore:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
         effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
-        is_new = self._membership.get(sender) is None
+        known = self._membership.get(sender)
+        is_new, was_ready = known is None, known is not None and known.is_ready
         actor = self._membership.join(hello, now)
         self._absences.join(actor)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
-        if is_new and actor.is_ready:
+        # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
+        if actor.is_ready and not was_ready:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
-        effects += self._adoption.on_hello(actor, hello, now)
+        effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
-        return effects + (self._run_held(now) if is_new else [])
+        return effects + (self._run_held(now) if is_new or not was_ready else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -351,7 +354,7 @@ class CoordinatorCore:
     def _on_outlook(self, outlook: Outlook, now: float) -> list[Common]:
         """Learn why a replica is away; nobody waits for one that does not come back."""
         self._absences.take(outlook, now)
-        effects: list[Common] = []
+        effects = self._hurry(now)
         for request, error in self._recovery.hopeless(now):
             effects += self._end_early(request, error, now)
         return effects
@@ -437,7 +440,7 @@ class CoordinatorCore:
         return effects
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
-        """Who takes part in an adopted request has had the time to say hello; who did not is gone."""
+        """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
         entry = self._requests.get(request)
         if entry is None:
             return []
@@ -447,13 +450,25 @@ class CoordinatorCore:
             self._release(entry, stage)
         if error is None:
             return self._settle(request, entry, now) if absent else []
-        return self._give_up(request, entry, error, now)
+        effects = self._give_up(request, entry, error, now)
+        if request in self._requests and self._adoption.missing(entry)[0]:
+            effects.append(SetTimer(("adopted", request), now + self._patience_s))
+        return effects
+
+    def _hurry(self, now: float) -> list[Common]:
+        """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
+        return [
+            SetTimer(("adopted", request), now)
+            for request, entry in self._requests.items()
+            if entry.is_adopted and self._adoption.gone(entry)
+        ]
 
     # --- recovery -----------------------------------------------------------------------------------------
 
     def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
         """End a request that lost an actor, and put up its successor if it may have one."""
-        found = None if self._is_draining else successor_of(entry, error)
+        is_hopeless = any(self._absences.is_degraded(stage) for stage in needed_stages(entry.edges))
+        found = None if self._is_draining or is_hopeless else successor_of(entry, error)
         if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found

@@ -73,8 +73,8 @@ class Request(msgspec.Struct):
     """Why it ends early."""
     is_adopted: bool = False
     """A former coordinator admitted it."""
-    received: set[tuple[str, str]] = set()
-    """Of an adopted one: target and source, where the target says that the source's whole output has come."""
+    received: dict[str, set[str]] = {}
+    """Of an adopted one: the stages whose whole output has come, by the target that has said so."""
     recover_by: float | None = None
     """Until then it waits for a replica; None before it ever had to."""
     cause: ErrorInfo | None = None

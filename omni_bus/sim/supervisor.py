@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from omni_bus.core.effects import ClientEffect, TimerKey
-    from omni_bus.ids import Sender
+    from omni_bus.ids import Peer, Sender
     from omni_bus.sim.processes import Process
     from omni_bus.sim.scenario import OperationPlan
     from omni_bus.sim.world import World
@@ -219,6 +219,12 @@ class SupervisorProcess(MemberProcess):
                 self.world.faults.end_stalled(process)
         if unanswered is not None:
             self._ask(unanswered)
+
+    def on_broken(self, peer: Peer) -> None:
+        """Learn that a connection of this process broke."""
+        super().on_broken(peer)
+        if self.is_alive and peer == self.member.coordinator:
+            self.carry(self.core.on_coordinator_changed(self.world.now))
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""

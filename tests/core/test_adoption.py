@@ -3,6 +3,7 @@
 import pytest
 
 from omni_bus.core import adoption
+from omni_bus.core.absence import Absences
 from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import Adoption
 from omni_bus.core.binding import Bindings
@@ -40,6 +41,7 @@ class New:
             requests=self.requests,
             tombstones=Tombstones[ErrorInfo](),
             patience_s=5.0,
+            absences=Absences(self.membership),
         )
 
     def hello(self, peer: Peer, *live: Route, ran_s: tuple[float, ...] = (), now: float = 100.0):

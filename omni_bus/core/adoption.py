@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Report, Send, SetTimer
+from omni_bus.core.pipeline import OUT
 from omni_bus.core.recovery import stage_lost
 from omni_bus.core.request import Request, State
 from omni_bus.errors import OmniBusError, RequestCancelled, unknown_name
@@ -72,8 +73,11 @@ class Adoption:
             for request, entry in self._requests.items()
             if request not in listed and actor.peer in (entry.client, *entry.pending.values())
         ]
-        for route, ran_s in _listed(hello):
+        for number, (route, ran_s) in enumerate(_listed(hello)):
             effects += self.adopt(actor, route, ran_s, now)
+            entry = self._requests.get(route.request)
+            if entry is not None and entry.is_adopted and number < len(hello.received):
+                self._note_received(actor, entry, hello.received[number])
         if len(hello.live) > MAX_ROUTES:
             fields = {"name": actor.peer.actor, "listed": len(hello.live), "taken": MAX_ROUTES}
             effects.append(Report("hello lists more requests than are taken over at once", fields))
@@ -101,9 +105,10 @@ class Adoption:
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
 
     def missing(self, entry: Request) -> tuple[list[str], OmniBusError | None]:
-        """Return the stages that are gone, and the error that the request ends with; None if all are here.
+        """Return the stages that are gone, and the error that the request ends with; None if none is missed.
 
         Without any that is known to be gone, those that have not said hello: when the patience is over, they are too.
+        Where all its output has arrived nobody misses a stage.
         """
         if entry.route is None:
             return [], None
@@ -111,19 +116,49 @@ class Adoption:
         absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
         if not gone and self._membership.get(entry.client.sender) is None:
             return absent, RequestCancelled("the client's gateway is gone")
-        lost = gone or absent
-        return lost, stage_lost(lost[0], entry.route, entry.pipeline) if lost else None
+        if gone:
+            return gone, stage_lost(gone[0], entry.route, entry.pipeline)
+        finished = self._finished(entry, entry.route, absent)
+        missed = [stage for stage in absent if stage not in finished]
+        return absent, stage_lost(missed[0], entry.route, entry.pipeline) if missed else None
 
     def gone(self, entry: Request) -> list[str]:
-        """Return the stages whose replica certainly is no more, whatever patience it has left.
+        """Return the stages whose replica certainly is no more and is missed, whatever patience it has left.
 
-        Another incarnation bears its name, or its supervisor says that it is away.
+        Another incarnation bears its name, or its supervisor says that it is away; and somebody lacks its output.
         """
-        return [stage for stage, peer in entry.pending.items() if self._is_gone(peer)]
+        route = entry.route
+        if route is None:
+            return []
+        return [
+            stage for stage, peer in entry.pending.items() if self._is_gone(peer) and _is_missed(entry, route, stage)
+        ]
 
     def _is_gone(self, peer: Peer) -> bool:
         present = self._membership.named(peer.actor)
         return self._absences.is_away(peer.actor) if present is None else present.sender != peer.sender
+
+    def _note_received(self, actor: Actor, entry: Request, sources: tuple[str, ...]) -> None:
+        """Remember whose whole output an actor has; only what takes part in the request counts."""
+        route = entry.route
+        if route is None or len(sources) > len(route.edges):
+            return
+        targets = [stage for stage, peer in route.stages.items() if peer == actor.peer]
+        targets += [OUT] if route.gateway == actor.peer else []
+        for target in targets:
+            entry.received.setdefault(target, set()).update(source for source in sources if source in route.stages)
+
+    def _finished(self, entry: Request, route: Route, absent: list[str]) -> set[str]:
+        """Return the stages whose output has all been received: their targets say so, or have finished themselves."""
+        finished = {stage for stage in route.stages if stage not in entry.pending}
+        candidates = set(absent)
+        while candidates:
+            found = {stage for stage in candidates if _is_received(entry, route, stage, finished)}
+            if not found:
+                break
+            finished |= found
+            candidates -= found
+        return finished
 
     def _error_for_client(self, route: Route) -> ErrorInfo | None:
         """What a client that still waits for an ended request is told; None if its last chunks are under way."""
@@ -180,3 +215,18 @@ def _listed(hello: Hello) -> Iterator[tuple[Route, float]]:
     for number, route in enumerate(hello.live[:MAX_ROUTES]):
         ran_s = hello.ran_s[number] if number < len(hello.ran_s) else 0.0
         yield route, ran_s if 0.0 <= ran_s < math.inf else 0.0
+
+
+def _targets(route: Route, stage: str) -> set[str]:
+    return {edge.target for edge in route.edges if edge.source == stage}
+
+
+def _is_received(entry: Request, route: Route, stage: str, finished: set[str]) -> bool:
+    """Whether each of a stage's targets has its whole output, or has finished, and so had it."""
+    targets = _targets(route, stage)
+    return bool(targets) and all(target in finished or stage in entry.received.get(target, ()) for target in targets)
+
+
+def _is_missed(entry: Request, route: Route, stage: str) -> bool:
+    """Whether one of a stage's targets has said what it has received, and that was not all."""
+    return any(stage not in entry.received.get(target, {stage}) for target in _targets(route, stage))

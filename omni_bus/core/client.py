@@ -113,7 +113,9 @@ class ClientCore:
     @property
     def running(self) -> tuple[Running, ...]:
         """The admitted requests that have not ended, and those whose cancel is not answered yet."""
-        live = (Running(call.route, call.since) for call in self._calls.values() if call.route is not None)
+        live = (
+            Running(call.route, call.since, call.in_edges) for call in self._calls.values() if call.route is not None
+        )
         return (*live, *self._cancelling.values())
 
     @property

@@ -22,6 +22,7 @@ from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
+from omni_bus.core.roster import Roster
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -118,6 +119,7 @@ class CoordinatorCore:
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
+        self._roster = Roster(self._membership, self._absences, self._administration, self._bindings, self._requests)
         self._held: dict[RequestId, None] = {}
         """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
@@ -172,7 +174,7 @@ class CoordinatorCore:
 
     def _counted(self, effects: list[Common]) -> list[Common]:
         """Answer drains that are over, and count what is sent, by kind of frame."""
-        effects += self._administration.settled(self._outstanding)
+        effects += self._administration.settled(self._roster.outstanding)
         for effect in effects:
             if isinstance(effect, Send):
                 self._sent[type(effect.frame).__name__] += 1
@@ -443,11 +445,11 @@ class CoordinatorCore:
         if entry is None:
             return []
         absent, error = self._adoption.missing(entry)
-        if error is None:
-            return []
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
+        if error is None:
+            return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_s))
@@ -758,7 +760,8 @@ class CoordinatorCore:
             case "health":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
-                return self._health.begin(actor.peer, frame.call, others, self._absent(now), now, self._marks)
+                absent = self._roster.absent(now)
+                return self._health.begin(actor.peer, frame.call, others, absent, now, self._roster.marks)
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
             case "pipelines":
@@ -771,32 +774,12 @@ class CoordinatorCore:
             case _:
                 raise AssertionError(f"no such operation: {frame.op}")
 
-    def _outstanding(self, name: str) -> int:
-        """Requests that an actor takes part in: bound to a stage's replica, or asked for by a client."""
-        actor = self._membership.named(name)
-        if actor is None:
-            return self._administration.is_awaited_itself(name)
-        if actor.role == "stage":
-            return self._bindings.outstanding(actor.sender)
-        return sum(1 for entry in self._requests.values() if entry.client == actor.peer and not entry.error)
-
     def _end_drain(self, number: str, now: float) -> list[Common]:
-        effects, cut = self._administration.on_timer(number, self._outstanding, now)
-        for request, entry in list(self._requests.items()):
-            taking_part = {entry.client.actor, *(peer.actor for peer in entry.pending.values())}
-            for name in [name for name in cut if name in taking_part]:
+        effects, cut = self._administration.on_timer(number, self._roster.outstanding, now)
+        for name in cut:
+            for request, entry in self._roster.takes_part(name):
                 effects += self._end_early(request, error_for_cut(name, entry.route, entry.pipeline), now)
         return effects
-
-    def _marks(self, actor: Actor) -> dict[str, Any]:
-        return self._administration.describe(actor, self._bindings.outstanding(actor.sender))
-
-    def _absent(self, now: float) -> list[dict[str, Any]]:
-        """Return a row for each replica that should be here and is not."""
-        rows = self._absences.rows(now)
-        known = {*(actor.peer.actor for actor in self._membership), *(row["actor"] for row in rows)}
-        rows += self._administration.unheard(known)
-        return [row | self._administration.marks(row["actor"], row["stage"]) for row in rows]
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
@@ -806,14 +789,5 @@ class CoordinatorCore:
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "callers": [row for admission in self._admission.values() for row in admission.callers()[:MAX_CALLER_ROWS]],
-            "actors": [
-                {
-                    **actor.row(now),
-                    "seen_s_ago": round(now - actor.seen_at, 3),
-                    "outstanding": self._bindings.outstanding(actor.sender),
-                    **self._marks(actor),
-                }
-                for actor in self._membership
-            ]
-            + self._absent(now),
+            "actors": [*self._roster.present(now), *self._roster.absent(now)],
         }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
 from omni_bus.core.membership import MISSED_HEARTBEATS
+from omni_bus.core.pipeline import IN
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -30,8 +32,10 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from omni_bus.core.edge import InEdge
+    from omni_bus.ids import EdgeId
     from omni_bus.wire.frames import ControlFrame
 
 COORDINATOR = "coordinator"
@@ -45,10 +49,20 @@ def coordinator_peer(endpoint: str) -> Peer:
 
 
 class Running(NamedTuple):
-    """A request that an actor holds, and since when, in its monotonic seconds."""
+    """A request that an actor holds, since when in its monotonic seconds, and the edges that lead to it."""
 
     route: Route
     since: float
+    in_edges: Mapping[EdgeId, InEdge | None] = MappingProxyType({})
+
+    @property
+    def received(self) -> tuple[str, ...]:
+        """Stages whose whole output has come."""
+        is_whole: dict[str, bool] = {}
+        for number, edge in self.in_edges.items():
+            source = self.route.edges[number].source
+            is_whole[source] = is_whole.get(source, True) and edge is not None and edge.is_closed
+        return tuple(source for source, is_it in is_whole.items() if is_it and source != IN)
 
 
 class Member:
@@ -185,6 +199,7 @@ class Member:
             self.is_ready,
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
+            tuple(running.received for running in live),
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -73,6 +73,8 @@ class Request(msgspec.Struct):
     """Why it ends early."""
     is_adopted: bool = False
     """A former coordinator admitted it."""
+    received: dict[str, set[str]] = {}
+    """Of an adopted one: the stages whose whole output has come, by the target that has said so."""
     recover_by: float | None = None
     """Until then it waits for a replica; None before it ever had to."""
     cause: ErrorInfo | None = None

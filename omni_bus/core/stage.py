@@ -174,7 +174,9 @@ class StageCore:
     @property
     def running(self) -> tuple[Running, ...]:
         """The requests whose end the coordinator waits for."""
-        return tuple(Running(live.route, live.opened_at) for live in self._live.values() if live.report is None)
+        return tuple(
+            Running(live.route, live.opened_at, live.in_edges) for live in self._live.values() if live.report is None
+        )
 
     @property
     def stats(self) -> StageStats:

@@ -127,7 +127,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Frame, frozen=True):
     """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table.
 
-    `ran_s` says for each of them how long it has run, so that its time limit does not begin anew.
+    `ran_s` says for each of them how long it has run, so that its time limit does not begin anew, and `received` whose
+    whole output has come here: such a stage may have left since, and is not missed.
     """
 
     version: int
@@ -138,6 +139,7 @@ class Hello(Frame, frozen=True):
     is_ready: bool = False
     live: tuple[Route, ...] = ()
     ran_s: tuple[float, ...] = ()
+    received: tuple[tuple[str, ...], ...] = ()
 
 
 class Welcome(Frame, frozen=True):

@@ -82,12 +82,13 @@ class Deployment:
     def frame(self, peer, frame):
         self.take(self.core.on_frame(peer.sender, frame, self.now))
 
-    def join(self, *peers, is_ready=True, live=(), ran_s=()):
+    def join(self, *peers, is_ready=True, live=(), ran_s=(), received=None):
+        received = ((),) * len(live) if received is None else received
         for peer in peers:
             name, _, replica = peer.actor.partition(".")
             role = name if name in ("gateway", "supervisor") else "stage"
             stage = name if role == "stage" else ""
-            self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, int(replica), is_ready, live, ran_s))
+            self.frame(peer, Hello(PROTOCOL_VERSION, peer, role, stage, int(replica), is_ready, live, ran_s, received))
 
     def submit(self, *requests, outputs=("text",), **fields):
         for request in requests:
@@ -981,6 +982,70 @@ def test_stage_that_died_without_a_coordinator_is_lost_at_once(whose_word, is_kn
     deployment.frame(LLM, Cancelled("r"))
     deployment.frame(GATEWAY, Cancel("r.2"))
     assert deployment.is_clean()
+
+
+NEXT_LLM = Peer("llm.0", 9, "l")
+WHOLE = {"gateway": ("llm",), "voice": ("llm",)}
+
+
+@pytest.mark.parametrize("successor", [None, NEXT_LLM])
+@pytest.mark.parametrize("order", [(GATEWAY, VOICE), (VOICE, GATEWAY)])
+def test_stage_that_had_finished_and_left_is_not_missed(order, successor):
+    """A restart took it away before this coordinator came; its word that all had arrived went to the former one."""
+    deployment = Deployment()
+    if successor is not None:
+        deployment.join(successor)
+    for peer in order:
+        deployment.join(peer, live=(route(),), received=(WHOLE[peer.actor.partition(".")[0]],))
+    deployment.beat_until(PATIENCE_S, VOICE, GATEWAY, *(() if successor is None else (successor,)))
+
+    assert deployment.to(GATEWAY, Failed) == []
+    assert deployment.to(GATEWAY, Reroute) == []
+    deployment.frame(VOICE, Done("r"))
+    assert deployment.is_clean()
+
+
+@pytest.mark.parametrize("lacking", ["gateway", "voice"])
+def test_stage_that_left_while_anybody_lacks_its_output_is_missed_at_once(lacking):
+    deployment = Deployment()
+    deployment.join(NEXT_LLM)
+    for peer in (GATEWAY, VOICE):
+        name = peer.actor.partition(".")[0]
+        deployment.join(peer, live=(route(),), received=(() if name == lacking else WHOLE[name],))
+    deployment.wait_until(0.0)
+
+    assert codes(deployment.to(GATEWAY, Reroute)) == ["stage_lost"]
+
+
+def test_whole_chain_that_had_finished_is_not_missed():
+    """Only the last one still works: that it has all means that those before had all too."""
+    llm, talker, voice = LLM, Peer("talker.0", 5, "t"), VOICE
+    edges = (
+        RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
+        RouteEdge("llm", "text", "talker", "text", "text", 4, 4096),
+        RouteEdge("talker", "codes", "voice", "codes", "text", 4, 4096),
+        RouteEdge("voice", "audio", "out", "audio", "text", 4, 4096),
+    )
+    chain = Route("r", "chat", GATEWAY, {"llm": llm, "talker": talker, "voice": voice}, edges)
+    deployment = Deployment()
+    deployment.join(GATEWAY, live=(chain,), received=((),))
+    deployment.join(voice, live=(chain,), received=(("talker",),))
+    deployment.beat_until(PATIENCE_S, voice, GATEWAY)
+
+    assert deployment.to(GATEWAY, Failed) == []
+    deployment.frame(voice, Done("r"))
+    assert deployment.is_clean()
+
+
+@pytest.mark.parametrize("received", [(("llm", "nowhere", "out", "in"),), (("llm",) * 99,), (), (("llm",), ("llm",))])
+def test_word_about_what_was_received_may_be_anything(received):
+    deployment = Deployment()
+    deployment.join(VOICE, GATEWAY, live=(route(),), received=received)
+    deployment.beat_until(PATIENCE_S, VOICE, GATEWAY)
+    deployment.frame(VOICE, Cancelled("r"))
+    deployment.frame(VOICE, Done("r"))
+
+    assert deployment.core.num_live in (0, 1)
 
 
 def test_gateway_that_never_comes_cancels():

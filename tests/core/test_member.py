@@ -35,7 +35,7 @@ def member() -> Member:
 
 
 def test_start_says_hello_and_beats(member):
-    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=False, live=(ROUTE,), ran_s=(6.0,))
+    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=False, live=(ROUTE,), ran_s=(6.0,), received=((),))
 
     assert member.start(10.0) == [
         Send(COORDINATOR, hello),
@@ -61,7 +61,8 @@ def test_introduce_is_answered_with_what_is_true_now(member):
 
     (answer,) = member.on_frame(Introduce(), 0.0)
 
-    assert answer.frame == Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,))
+    hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,), received=((),))
+    assert answer.frame == hello
 
 
 def test_stalled_actor_says_so_and_never_hello_again(member):

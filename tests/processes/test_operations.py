@@ -139,7 +139,7 @@ async def test_drain_shows_in_health_and_in_refusals_and_is_undone(up, omni_bus)
             refused = await response.json()
         assert (response.status, refused["error"]["message"]) == (
             503,
-            "stage 'llm' has no replica that can serve (drained)",
+            "stage 'llm' has no replica that can serve (llm.0: drained)",
         )
         status = await asyncio.to_thread(omni_bus, "status")
         assert status.returncode == 1

@@ -358,7 +358,7 @@ class Coordinator(RuleBasedStateMachine):
         drains = self.core._administration._drains
         assert {("drain", number) for number in drains} == {key for key in self.timers if key[0] == "drain"}
         for drain in drains.values():
-            assert any(self.core._outstanding(name) for name in drain.args.actors)
+            assert any(self.core._roster.outstanding(name) for name in drain.args.actors)
 
     @invariant()
     def who_waits_for_a_replica_has_a_timer_and_a_reason(self):

@@ -352,6 +352,11 @@ class StageProcess(MemberProcess):
         """Return the process that comes after the death of this one."""
         return StageProcess(self.world, self.stage, self.replica)
 
+    def _ready(self) -> None:
+        if self.is_alive:
+            self.carry(self.member.progress("weights", 1.0))
+        super()._ready()
+
     def retire(self, on_left: Callable[[StageProcess], None]) -> None:
         """Leave once all that was sent has been delivered, and say so."""
         if self.core._live:

@@ -9,17 +9,13 @@ from omni_bus.sim.__main__ import main
 from omni_bus.sim.many import run_block, run_many
 from omni_bus.sim.scenario import FaultKind
 from omni_bus.sim.world import World
-from omni_bus.wire.frames import AnyFrame, Mapped, MappedDevice, Offer, OfferDevice, Refused, Release
+from omni_bus.wire.frames import AnyFrame, Refused, TransportFrame
 
 NUM_SEEDS = 600
 
 NEVER_SENT = {
     Refused: "another protocol version, of which the simulator has none",
-    Offer: "from socket to socket, below the cores",
-    Mapped: "from socket to socket, below the cores",
-    OfferDevice: "from socket to socket, below the cores",
-    MappedDevice: "from socket to socket, below the cores",
-    Release: "from socket to socket, below the cores",
+    **dict.fromkeys(get_args(TransportFrame), "from link to link, below the cores"),
 }
 
 

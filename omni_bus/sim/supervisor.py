@@ -101,7 +101,7 @@ class SupervisorProcess(MemberProcess):
 
     def _advance(self, value: Any) -> None:
         assert self._steps is not None
-        self.world.faults.last_at = self.world.now
+        self.world.faults.last_at = max(self.world.faults.last_at, self.world.now)
         try:
             self._awaited = self._steps.send(value)
         except StopIteration:

@@ -29,9 +29,9 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
-    LinkBroken,
     OmniBusError,
     RequestCancelled,
+    StageLost,
     Unavailable,
     from_info,
     unknown_name,
@@ -215,8 +215,7 @@ class CoordinatorCore:
             case Cancel(request=request, reason=reason):
                 return self._on_cancel(actor, request, reason, now)
             case Cancelled(request=request, freed=freed):
-                error = RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
-                return self._on_stage_end(actor, request, freed, error, now)
+                return self._on_stage_end(actor, request, freed, self._error_for_let_go(actor, request), now)
             case Done(request=request, stats=stats):
                 entry = self._requests.get(request)
                 if entry is not None and entry.pending.get(actor.stage) == actor.peer:
@@ -676,12 +675,28 @@ class CoordinatorCore:
             return []
         entry.freed += freed
         self._release(entry, actor.stage)
-        if isinstance(error, LinkBroken) and entry.route is not None:
-            # It missed chunks. Whether a retry is safe is for us to say, who know the pipeline.
+        if isinstance(error, StageLost) and entry.route is not None:
+            # It missed chunks, or let go of a former attempt. Whether a retry is safe is for us to say, who know the
+            # pipeline.
             error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
             return self._give_up(request, entry, error, now) + self._resume(now)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
+
+    def _error_for_let_go(self, actor: Actor, request: RequestId) -> OmniBusError:
+        """Return what a request ends with that a stage let go of before we asked: a former coordinator did.
+
+        If it ended the request, as one that we adopted, that was for its own reason. If we admitted it, an earlier
+        attempt of the same id was cancelled of which the client never heard: then nothing of this one was done there.
+        """
+        entry = self._requests.get(request)
+        if entry is None or entry.route is None or entry.is_adopted:
+            return RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
+        return StageLost(
+            f"stage '{actor.stage}' (actor {actor.peer.actor}) was told to let go of a former attempt",
+            stage=actor.stage,
+            is_retry_safe=is_retry_safe(entry.route, entry.pipeline),
+        )
 
     def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""

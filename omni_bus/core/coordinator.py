@@ -29,9 +29,9 @@ from omni_bus.errors import (
     BadInput,
     DeadlineExceeded,
     ErrorInfo,
-    LinkBroken,
     OmniBusError,
     RequestCancelled,
+    StageLost,
     Unavailable,
     from_info,
     unknown_name,
@@ -207,7 +207,7 @@ class CoordinatorCore:
                 lost = self._membership.get(peer.sender)
                 return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
             case Broken():
-                return self._on_broken(actor, frame)
+                return self._on_broken(actor, frame, now)
             case Pong(nonce=nonce):
                 return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
             case Submit():
@@ -215,8 +215,7 @@ class CoordinatorCore:
             case Cancel(request=request, reason=reason):
                 return self._on_cancel(actor, request, reason, now)
             case Cancelled(request=request, freed=freed):
-                error = RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
-                return self._on_stage_end(actor, request, freed, error, now)
+                return self._on_stage_end(actor, request, freed, self._error_for_let_go(actor, request), now)
             case Done(request=request, stats=stats):
                 entry = self._requests.get(request)
                 if entry is not None and entry.pending.get(actor.stage) == actor.peer:
@@ -301,6 +300,7 @@ class CoordinatorCore:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
+            effects += self._answer_breaks(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._on_alive(actor, now)
         if actor.is_ready:
@@ -325,7 +325,7 @@ class CoordinatorCore:
     def _check_alive(self, name: str, now: float) -> list[Common]:
         actor = self._membership.named(name)
         if actor is None:
-            return []
+            return self._answer_breaks(name, None)
         due = actor.seen_at + self._patience_s
         if now < due:
             return [SetTimer(("alive", name), due)]
@@ -417,17 +417,31 @@ class CoordinatorCore:
         actor = self._membership.get(peer.sender)
         return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
 
-    def _on_broken(self, actor: Actor, broken: Broken) -> list[Common]:
-        """Take the word of the source; whether the target still lives is asked first."""
+    def _on_broken(self, actor: Actor, broken: Broken, now: float) -> list[Common]:
+        """Take the word of the source; whether the target still lives is asked first, or seen by its hello."""
         if broken.source != actor.peer:
             return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
         target = self._membership.get(broken.target.sender)
-        return [Send(actor.peer, broken)] if target is None else self._links.suspect(broken, target)
+        if target is not None:
+            return self._links.suspect(broken, target)
+        name = broken.target.actor
+        is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
+        if is_gone or not self._links.keep(broken):
+            return [Send(actor.peer, broken)]
+        return [SetTimer(("alive", name), now + self._patience_s)]
+
+    def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
+        """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
+        effects: list[Common] = []
+        for broken in self._links.settle_others(name, None if present is None else present.sender):
+            effects += self._to_members(broken, broken.source)
+        return effects
 
     def _on_alive(self, actor: Actor, now: float) -> list[Common]:
         """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
         effects: list[Common] = []
         for broken in self._links.settle(actor.sender):
+            self._links.remember(broken, now)
             effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
             for request, entry in list(self._requests.items()):
                 if entry.route is None or entry.state is not State.RUNNING:
@@ -448,12 +462,23 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
+        error = error or self._error_for_former_break(entry, now)
         if error is None:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_s))
         return effects
+
+    def _error_for_former_break(self, entry: Request, now: float) -> OmniBusError | None:
+        """Return what an adopted request ends with whose frames a break may have cost before it was known here."""
+        if entry.route is None or entry.state is not State.RUNNING:
+            return None
+        for broken in self._links.settled_since(now - 2 * self._patience_s):
+            error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
+            if error is not None:
+                return error
+        return None
 
     def _hurry(self, now: float) -> list[Common]:
         """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
@@ -650,12 +675,28 @@ class CoordinatorCore:
             return []
         entry.freed += freed
         self._release(entry, actor.stage)
-        if isinstance(error, LinkBroken) and entry.route is not None:
-            # It missed chunks. Whether a retry is safe is for us to say, who know the pipeline.
+        if isinstance(error, StageLost) and entry.route is not None:
+            # It missed chunks, or let go of a former attempt. Whether a retry is safe is for us to say, who know the
+            # pipeline.
             error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
             return self._give_up(request, entry, error, now) + self._resume(now)
         effects = [] if error is None else self._end_early(request, error, now)
         return effects + self._settle(request, entry, now)
+
+    def _error_for_let_go(self, actor: Actor, request: RequestId) -> OmniBusError:
+        """Return what a request ends with that a stage let go of before we asked: a former coordinator did.
+
+        If it ended the request, as one that we adopted, that was for its own reason. If we admitted it, an earlier
+        attempt of the same id was cancelled of which the client never heard: then nothing of this one was done there.
+        """
+        entry = self._requests.get(request)
+        if entry is None or entry.route is None or entry.is_adopted:
+            return RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
+        return StageLost(
+            f"stage '{actor.stage}' (actor {actor.peer.actor}) was told to let go of a former attempt",
+            stage=actor.stage,
+            is_retry_safe=is_retry_safe(entry.route, entry.pipeline),
+        )
 
     def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 NONCE = 0
 """Of our pings; rounds of health count from 1."""
 
+MAX_TARGETS = 1024
+"""Actors of whom a sign of life is waited for: above that, strangers are taken for gone."""
+
+MAX_SETTLED = 1024
+"""Breaks that are remembered for requests which are yet to be adopted."""
+
 
 def error_for_broken(broken: Broken, route: Route, pending: Container[str], pipeline: Pipeline) -> LinkBroken | None:
     """Return the error that a request ends with when a connection broke; None if it does not concern the request.
@@ -46,16 +52,43 @@ def error_for_broken(broken: Broken, route: Route, pending: Container[str], pipe
 
 
 class BrokenLinks:
-    """Breaks that wait for a sign of life of their target."""
+    """Breaks that wait for a sign of life of their target, and those that had one lately."""
 
     def __init__(self) -> None:
         self._by_target: dict[Sender, dict[Broken, None]] = {}
+        self._settled_at: dict[Broken, float] = {}
 
     def suspect(self, broken: Broken, target: Actor) -> list[Common]:
         """Take a break whose target is, or was, a live actor; ask it."""
         self._by_target.setdefault(target.sender, {})[broken] = None
         return [Send(target.peer, Ping(NONCE))]
 
+    def keep(self, broken: Broken) -> bool:
+        """Take a break whose target has not said hello yet, and may: the coordinator is new. False: there are too many.
+
+        Whoever sends it names the target, so that nothing else bounds them.
+        """
+        if broken.target.sender not in self._by_target and len(self._by_target) >= MAX_TARGETS:
+            return False
+        self._by_target.setdefault(broken.target.sender, {})[broken] = None
+        return True
+
     def settle(self, target: Sender) -> list[Broken]:
         """Return and forget what waited for this actor, which lives, or is gone."""
         return list(self._by_target.pop(target, ()))
+
+    def settle_others(self, name: str, present: Sender | None) -> list[Broken]:
+        """Return and forget what waited for actors of that name, of whom only the present one lives."""
+        gone = [target for target in self._by_target if target.actor == name and target != present]
+        return [broken for target in gone for broken in self.settle(target)]
+
+    def remember(self, broken: Broken, now: float) -> None:
+        """Note that what both ends were known to work on has been ended; the last `MAX_SETTLED` are remembered."""
+        self._settled_at.pop(broken, None)
+        self._settled_at[broken] = now
+        if len(self._settled_at) > MAX_SETTLED:
+            del self._settled_at[next(iter(self._settled_at))]
+
+    def settled_since(self, since: float) -> list[Broken]:
+        """Return the breaks whose requests were ended since then: a request that was adopted later is none of them."""
+        return [broken for broken, at in self._settled_at.items() if at >= since]

@@ -217,11 +217,11 @@ class StageCore:
 
     def _on_open(self, sender: Sender, frame: Open, now: float) -> list[StageEffect]:
         route = frame.route
-        if route.request in self._tombstones:
-            return []
         if frame.edge not in route.incoming(self.stage) or route.source(frame.edge).sender != sender:
             self.num_stale_frames += 1
             return []
+        if route.request in self._tombstones:
+            return self._on_late_open(route)
         live = self._live.get(route.request)
         effects: list[StageEffect] = []
         if live is None:
@@ -230,6 +230,15 @@ class StageCore:
             raise BadFrame(f"edge {frame.edge} of {route.request} was opened twice")
         live.in_edges[frame.edge] = InEdge(route, frame.edge)
         return effects
+
+    def _on_late_open(self, route: Route) -> list[StageEffect]:
+        """The request has ended here. Who opens it anew, under another coordinator, would wait for ever.
+
+        A cancel by a former coordinator, of an attempt of which its client never heard, is what leaves such an end. A
+        coordinator that knows of the end already ignores it.
+        """
+        report = self._tombstones.epitaph(route.request)
+        return [Send(self._coordinator, report)] if isinstance(report, Cancelled) else []
 
     def _begin(self, route: Route, params: dict[str, dict[str, Any]], now: float) -> tuple[_Live, list[StageEffect]]:
         state = State.GATHERING if self._shape is EngineShape.STEP else State.WAITING

@@ -9,11 +9,16 @@ from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
 
 if TYPE_CHECKING:
+    from omni_bus.ids import Peer
     from omni_bus.sim.scenario import FaultPlan
     from omni_bus.sim.world import World
 
 HANG_GRACE_S = 0.5
 """From the word that an engine is stuck to the end of its process."""
+
+HANG_SEEN_S = 60.0
+"""No watchdog can tell an engine that hangs from one that waits for input of another port, which may not come since
+what it has is not taken. A person sees that by then, and ends the process."""
 
 CUT_AFTER_S = 2.0
 """From the order to drain to the grace limit."""
@@ -27,6 +32,7 @@ class Faults:
         self._plans = list(world.scenario.faults)
         self._num_running = 0
         self._hung: dict[Process, FaultPlan] = {}
+        self._unseen_breaks: Counter[Process] = Counter()
         self.struck: Counter[str] = Counter()
         """By kind."""
         self.last_at = 0.0
@@ -109,7 +115,17 @@ class Faults:
         link = self._world.break_link()
         if link is not None:
             source, target = link
-            self._later(self._world.rng.expovariate(1 / self._world.scenario.delay_s), source.on_broken, target)
+            self._unseen_breaks[source] += 1
+            delay_s = self._world.rng.expovariate(1 / self._world.scenario.delay_s)
+            self._later(delay_s, self._see_break, source, target)
+
+    def _see_break(self, source: Process, target: Peer) -> None:
+        self._unseen_breaks[source] -= 1
+        source.on_broken(target)
+
+    def has_unseen_break(self, process: Process) -> bool:
+        """Whether a connection of this process broke and it does not know yet: nothing confirms what it sent."""
+        return self._unseen_breaks[process] > 0
 
     def _hang(self, plan: FaultPlan) -> None:
         """An engine stops for ever; once its watchdog has noticed, somebody kills its process."""
@@ -118,6 +134,13 @@ class Faults:
             self._world.trace("hang", process)
             process.engine.is_hung = True
             self._hung[process] = plan
+            self._world.at(self._world.now + HANG_SEEN_S, self._end_hung, (process,), is_due=False)
+
+    def _end_hung(self, process: Process) -> None:
+        plan = self._hung.pop(process, None)
+        if plan is not None and process.is_alive:
+            self.last_at = max(self.last_at, self._world.now)
+            self._kill(process, plan)
 
     def end_stalled(self, process: StageProcess) -> None:
         """A process whose engine is stuck is to be ended.

@@ -56,6 +56,8 @@ class Process(ABC):
         self.peer = Peer(name, world.new_incarnation(), f"sim://{name}")
         self.is_alive = True
         self.has_retired = False
+        self.is_settled = False
+        """It has left, and all that it ever sent has arrived."""
         self._timers: dict[TimerKey, object] = {}
 
     @abstractmethod
@@ -358,15 +360,21 @@ class StageProcess(MemberProcess):
         super()._ready()
 
     def retire(self, on_left: Callable[[StageProcess], None]) -> None:
-        """Leave once all that was sent has been delivered, and say so."""
-        if self.core._live:
+        """Leave once all that was sent has been delivered, and say so.
+
+        Raises:
+            Violation: it has something left to do. One that was given up behind a stalled link ends with what it had.
+        """
+        is_known = self.world.coordinator.core._membership.get(self.peer.sender) is not None
+        if self.core._live and is_known:
             raise Violation(f"{self.name} is to retire and holds {list(self.core._live)}")
         self.world.at(self.world.delivered_at(self), self._leave, (on_left,), is_due=True)
 
     def _leave(self, on_left: Callable[[StageProcess], None]) -> None:
         if self.is_alive:
             self.has_retired = True
-            self.carry(self.member.goodbye("retired", is_settled=True))
+            self.is_settled = not self.core._live and not self.world.faults.has_unseen_break(self)
+            self.carry(self.member.goodbye("retired", is_settled=self.is_settled))
             self.die()
         on_left(self)
 

@@ -120,7 +120,7 @@ class SupervisorProcess(MemberProcess):
                 pass
 
     def _left(self, process: StageProcess) -> None:
-        self.carry(self.member.lost(process.peer, is_settled=process.has_retired))
+        self.carry(self.member.lost(process.peer, is_settled=process.is_settled))
         if process.has_retired:
             self._tell(Outlook(process.name, process.stage, process.replica, "stopped"))
         self._advance(None)

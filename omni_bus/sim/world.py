@@ -126,8 +126,7 @@ class World:
         """Nothing happens in this schedule that a request may fail of, but what it or its engine does itself."""
         faults, heartbeat_s = self.scenario.faults, self.scenario.heartbeat_s
         is_gentle = not faults or (
-            not self.scenario.operations
-            and all(fault.kind == "kill_coordinator" for fault in faults)
+            all(fault.kind == "kill_coordinator" for fault in faults)
             # After five beats without an answer clients give up what was not admitted.
             and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
         )

@@ -466,13 +466,37 @@ def test_failure_of_one_stage_cancels_the_others(up):
     assert up.is_clean()
 
 
-def test_stage_that_lets_go_unasked_ends_the_request(up):
-    """A former coordinator's cancel reached it; the others would wait for its output for ever."""
+def test_stage_that_lets_go_unasked_has_the_request_run_anew(up):
+    """A former coordinator's cancel of an earlier attempt reached it; the others would wait for its output for ever."""
+    up.submit("r", outputs=())
+    up.to(GATEWAY, Admit)
+    up.frame(LLM, Cancelled("r", 1))
+
+    (reroute,) = up.to(GATEWAY, Reroute)
+    assert (reroute.error.code, reroute.error.stage, reroute.error.is_retry_safe) == ("stage_lost", "llm", True)
+    assert [admit.route.request for admit in up.to(GATEWAY, Admit)] == [reroute.successor]
+    assert [cancel.request for cancel in up.to(VOICE, Cancel)] == ["r"]
+
+
+def test_stage_that_lets_go_unasked_ends_what_must_not_be_repeated():
+    up = Deployment(non_idempotent=frozenset({"voice"}))
+    up.join(LLM, VOICE, GATEWAY)
     up.submit("r", outputs=())
     up.frame(LLM, Cancelled("r", 1))
 
-    assert codes(up.to(GATEWAY, Failed)) == ["cancelled"]
-    assert len(up.to(VOICE, Cancel)) == 1
+    (failed,) = up.to(GATEWAY, Failed)
+    assert (failed.error.code, failed.error.is_retry_safe) == ("stage_lost", False)
+
+
+def test_stage_that_let_go_of_an_adopted_request_ends_it():
+    """Its former coordinator had ended it, for a reason of its own."""
+    new = Deployment()
+    new.join(GATEWAY, VOICE, live=(route(),))
+    new.join(LLM)
+    new.frame(LLM, Cancelled("r", 1))
+
+    assert codes(new.to(GATEWAY, Failed)) == ["cancelled"]
+    assert len(new.to(VOICE, Cancel)) == 1
 
 
 # --- limits -------------------------------------------------------------------------------------------------
@@ -1089,7 +1113,7 @@ def test_evicted_gateway_learns_how_its_requests_ended(up):
 
     up.join(GATEWAY, live=(route(llm=LLM),))
 
-    assert codes(up.to(GATEWAY, Failed)) == ["cancelled"]
+    assert codes(up.to(GATEWAY, Failed)) == ["stage_lost"]
     assert up.is_clean()
 
 

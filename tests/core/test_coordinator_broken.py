@@ -127,11 +127,75 @@ def test_hello_of_the_target_is_a_sign_of_life_too(up):
     assert len(up.to(GATEWAY, Reroute)) == 1
 
 
-def test_break_towards_somebody_unknown_is_only_answered(up):
+def test_break_towards_a_former_incarnation_is_only_answered(up):
     up.frame(LLM, Broken(LLM, Peer("gateway.0", 99, "g")))
 
     assert up.to(LLM, Broken) == [Broken(LLM, Peer("gateway.0", 99, "g"))]
     assert up.to(GATEWAY, Broken) == []
+
+
+def test_break_towards_whom_a_new_coordinator_has_not_met_waits_for_its_hello():
+    new = Deployment()
+    new.join(GATEWAY, live=(route(llm=LLM),))
+    new.frame(GATEWAY, Broken(GATEWAY, LLM))
+    assert new.to(GATEWAY, Broken) == [], "the other end may live, and wait for frames that are lost"
+
+    new.join(LLM, live=(route(llm=LLM),))
+
+    assert [reroute.error.code for reroute in new.to(GATEWAY, Reroute)] == ["link_broken"]
+    assert [cancel.request for cancel in new.to(LLM, Cancel)] == ["r"]
+    assert new.to(GATEWAY, Broken) == new.to(LLM, Broken) == [Broken(GATEWAY, LLM)]
+
+
+def test_break_towards_somebody_who_never_says_hello_is_answered_in_the_end():
+    new = Deployment()
+    new.join(GATEWAY)
+    new.frame(GATEWAY, Broken(GATEWAY, LLM))
+
+    new.beat_until(20.0, GATEWAY)
+
+    assert new.to(GATEWAY, Broken) == [Broken(GATEWAY, LLM)]
+    new.join(LLM)
+    assert new.to(LLM, Broken) == []
+
+
+def test_break_towards_a_stranger_ends_with_the_hello_of_its_successor():
+    new, former = Deployment(), Peer(LLM.actor, 99, "l")
+    new.join(GATEWAY)
+    new.frame(GATEWAY, Broken(GATEWAY, former))
+
+    new.join(LLM)
+
+    assert new.to(GATEWAY, Broken) == [Broken(GATEWAY, former)]
+    assert new.to(LLM, Broken) == []
+
+
+def test_request_that_is_adopted_after_its_connection_broke_ends_too():
+    """Its client is the last to say hello; the stages hold nothing, since what opens the request there is lost."""
+    new = Deployment()
+    new.join(LLM, VOICE)
+    new.frame(LLM, Broken(LLM, VOICE))
+    new.frame(VOICE, Pong(NONCE))
+    new.now = 1.0
+    new.join(GATEWAY, live=(route(),))
+    new.frame(LLM, Done("r"))
+
+    new.beat_until(7.0, LLM, VOICE, GATEWAY)
+
+    assert [reroute.error.code for reroute in new.to(GATEWAY, Reroute)] == ["link_broken"]
+
+
+def test_request_that_is_adopted_long_after_a_break_goes_on():
+    new = Deployment()
+    new.join(LLM, VOICE)
+    new.frame(LLM, Broken(LLM, VOICE))
+    new.frame(VOICE, Pong(NONCE))
+    new.beat_until(60.0, LLM, VOICE)
+    new.join(GATEWAY, live=(route(),))
+
+    new.beat_until(80.0, LLM, VOICE, GATEWAY)
+
+    assert new.to(GATEWAY, Reroute) == new.to(GATEWAY, Failed) == []
 
 
 def test_broken_connection_to_an_actor_asks_it_to_introduce_itself(up):

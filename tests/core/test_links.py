@@ -1,7 +1,7 @@
 import pytest
 
 from omni_bus.core.effects import Send
-from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
+from omni_bus.core.links import MAX_SETTLED, MAX_TARGETS, NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.membership import Membership
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.errors import LinkBroken
@@ -69,3 +69,39 @@ def test_breaks_wait_for_a_sign_of_life_of_their_target():
     assert links.settle(VOICE.sender) == []
     assert links.settle(LLM.sender) == [Broken(GATEWAY, LLM), Broken(VOICE, LLM)]
     assert links.settle(LLM.sender) == []
+
+
+def test_breaks_towards_strangers_wait_too_and_end_with_whoever_takes_their_name():
+    links, former, newcomer = BrokenLinks(), Peer("llm.3", 1, "l"), LLM
+
+    assert links.keep(Broken(GATEWAY, former))
+    assert links.keep(Broken(VOICE, newcomer))
+    assert links.keep(Broken(LLM, VOICE))
+
+    assert links.settle_others("llm.3", newcomer.sender) == [Broken(GATEWAY, former)]
+    assert links.settle_others("llm.3", None) == [Broken(VOICE, newcomer)]
+    assert links.settle(VOICE.sender) == [Broken(LLM, VOICE)]
+
+
+def test_breaks_towards_strangers_are_limited():
+    links = BrokenLinks()
+    for number in range(MAX_TARGETS):
+        assert links.keep(Broken(GATEWAY, Peer("nobody", number, "n")))
+
+    assert not links.keep(Broken(GATEWAY, LLM))
+    assert links.keep(Broken(VOICE, Peer("nobody", 0, "n"))), "its target is waited for anyhow"
+
+
+def test_settled_breaks_are_remembered_for_a_time_and_not_without_limit():
+    links = BrokenLinks()
+    links.remember(Broken(GATEWAY, LLM), 1.0)
+    links.remember(Broken(LLM, VOICE), 2.0)
+    assert links.settled_since(2.0) == [Broken(LLM, VOICE)]
+
+    links.remember(Broken(GATEWAY, LLM), 3.0)
+    for number in range(MAX_SETTLED - 1):
+        links.remember(Broken(VOICE, Peer("llm.0", number, "l")), 4.0)
+
+    assert Broken(LLM, VOICE) not in links.settled_since(0.0)
+    assert links.settled_since(0.0)[0] == Broken(GATEWAY, LLM)
+    assert len(links.settled_since(0.0)) == MAX_SETTLED

@@ -284,9 +284,33 @@ def test_cancel_that_overtook_the_open_keeps_the_request_out():
 
     pair.send("r", A, is_last=True)
 
-    assert control(pair, Cancelled) == [Cancelled("r", 0)]
+    assert set(control(pair, Cancelled)) == {Cancelled("r", 0)}
     assert pair.stage.running == ()
     assert engine_effects(pair) == []
+
+
+def test_open_of_what_was_cancelled_before_is_answered():
+    """A former coordinator cancelled an attempt; a new one, which does not know, would wait for this stage for ever."""
+    pair = ActorPair()
+    pair.to_stage(Cancel("r"))
+    pair.control.clear()
+
+    pair.open()
+    pair.send("r", A, is_last=True)
+
+    assert control(pair, Cancelled) == [Cancelled("r", 0)]
+    assert pair.stage.running == ()
+
+
+def test_late_open_by_somebody_else_is_not_answered():
+    pair = ActorPair()
+    pair.to_stage(Cancel("r"))
+    pair.control.clear()
+    pair.open()
+    (route,) = [running.route for running in pair.client.running]
+    pair.control.clear()
+
+    assert pair.stage.on_frame(Sender("stranger", 1), Open(route, 0), pair.now) == []
 
 
 def test_failure_is_reported_once_and_frees_the_slot():

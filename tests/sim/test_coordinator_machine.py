@@ -399,6 +399,5 @@ class Coordinator(RuleBasedStateMachine):
         assert not self.timers
 
 
-TestCoordinator = Coordinator.TestCase
-TestCoordinator.pytestmark = [pytest.mark.timeout(180)]
+TestCoordinator = pytest.mark.timeout(180)(Coordinator.TestCase)
 TestCoordinator.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)

@@ -43,7 +43,6 @@ METRICS: dict[str, Metric] = {
         Metric("audio_rtf", "Real-time factor", "audio_rtf", "×"),
         Metric("audio_duration", "Sound per answer", "audio_duration_s", "s"),
         Metric("audio_underrun", "Worst deficit against playback", "audio_underrun_ms", "ms", _MS),
-        Metric("audio_stall", "Silence in playback", "audio_stall_ms", "ms", _MS),
     )
 }
 """By name, in the order of reports. Names and keys that `vllm bench serve` has are the same here."""
@@ -95,8 +94,6 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
                 value = None if playback is None else playback.duration_s
             case "audio_underrun":
                 value = None if playback is None else playback.underrun_s
-            case "audio_stall":
-                value = None if playback is None else playback.stall_s
             case _:
                 raise KeyError(name)
         return () if value is None else (value,)

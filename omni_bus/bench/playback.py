@@ -19,11 +19,10 @@ class Playback(msgspec.Struct, frozen=True):
     duration_s: float
     """Of the sound."""
     underrun_s: float
-    """The worst deficit of a player that begins with the first piece: what it should have waited before beginning."""
+    """The worst deficit of a player that begins with the first piece: how long it should have waited before that. It is
+    also all the silence together of one that waits where the sound runs out, since each wait moves what follows."""
     num_gaps: int
-    """Silences of a player that begins with the first piece and waits where the sound ran out."""
-    stall_s: float
-    """All those silences together."""
+    """Silences of that second player."""
 
     @property
     def is_continuous(self) -> bool:
@@ -38,13 +37,12 @@ def play(sounds: Sequence[tuple[float, float]]) -> Playback:
         sounds: of each piece, when it came and how long it is, in seconds; at least one.
     """
     begun_at = sounds[0][0]
-    duration_s = underrun_s = stall_s = 0.0
+    duration_s = underrun_s = 0.0
     num_gaps = 0
     for at, length_s in sounds:
         late_s = at - begun_at - duration_s
-        underrun_s = max(underrun_s, late_s)
-        if late_s > stall_s:  # beyond what the silences so far have moved everything
+        if late_s > underrun_s:  # beyond what the silences so far have moved everything
             num_gaps += 1
-            stall_s = late_s
+            underrun_s = late_s
         duration_s += length_s
-    return Playback(duration_s, underrun_s, num_gaps, stall_s)
+    return Playback(duration_s, underrun_s, num_gaps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -197,10 +197,10 @@ def concurrency(records: Iterable[Record]) -> list[tuple[float, int]]:
 
 def tokens_by_second(records: Iterable[Record]) -> list[float]:
     """Return the tokens that came in each second; those of an answer are spread evenly over its pieces of text."""
-    found: Counter[int] = Counter()
+    found: defaultdict[int, float] = defaultdict(float)
     for record in records:
         if record.texts and record.output_tokens:
             share = record.output_tokens / len(record.texts)
             for at, _ in record.texts:
-                found[int(at)] += share  # type: ignore[assignment]  # fractions of tokens add up
-    return [float(found[second]) for second in range(max(found, default=-1) + 1)]
+                found[int(at)] += share
+    return [found[second] for second in range(max(found, default=-1) + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import defaultdict
 from pathlib import PurePath
@@ -85,6 +86,10 @@ async def _beat(lags_ms: list[float]) -> None:
         lags_ms.append(max(0.0, loop.time() - due_at) * 1000)
 
 
+_INTERPRETER_OPTIONS = ("-X", "-W")
+"""Options of Python that have a value as the next argument."""
+
+
 class ProcessCost(msgspec.Struct):
     """Of all processes of one name."""
 
@@ -156,19 +161,22 @@ class ServerProcesses:
 
 
 def process_name(name: str, command: Sequence[str]) -> str:
-    """Return what a process is called: an interpreter after what it runs, with its last word if that is a name.
+    """Return what a process is called: an interpreter after what it runs, with the plain words that follow.
 
-    ``python -m actors.stage deployment.json llm.0`` is ``actors.stage llm.0``.
+    ``python -m actors.stage /run/deployment.json llm 0`` is ``actors.stage llm 0``.
     """
-    if not name.startswith("python") or len(command) < 2:
+    if not name.startswith("python"):
         return name
-    for place, word in enumerate(command[1:], start=1):
-        if word == "-m" and place + 1 < len(command):
-            last = command[-1]
-            is_name = place + 2 < len(command) and "/" not in last and not last.startswith("-")
-            return f"{command[place + 1]} {last}" if is_name else command[place + 1]
-        if word.endswith(".py") or (not word.startswith("-") and command[place - 1] != "-X"):
-            return PurePath(word).name
+    words = iter(command[1:])
+    for word in words:
+        if word == "-c":
+            break
+        if word in _INTERPRETER_OPTIONS:
+            next(words, "")
+        elif word == "-m" or not word.startswith("-"):
+            program = next(words, "") if word == "-m" else PurePath(word).name
+            plain = itertools.takewhile(lambda argument: not argument.startswith("-"), words)
+            return " ".join([program, *(argument for argument in plain if "/" not in argument)])
     return name
 
 

@@ -61,18 +61,29 @@ class Dialect(Protocol):
 # --- event streams ------------------------------------------------------------------------------------------
 
 
+class _Audio(msgspec.Struct):
+    data: str | None = None
+
+
 class _Delta(msgspec.Struct):
     content: Any = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     """As vLLM named it before."""
-    audio: dict[str, Any] | None = None
+    audio: _Audio | None = None
+
+
+class AudioMetadata(msgspec.Struct):
+    """What a server says of a piece of sound."""
+
+    frame_count: int | None = None
+    sample_rate_hz: int | None = None
 
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
-    audio_metadata: dict[str, Any] | None = None
+    audio_metadata: AudioMetadata | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -118,11 +129,9 @@ class StreamReader:
                 self.is_over = True
                 continue
             try:
-                chunk = _DECODER.decode(event)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                num_pieces += self._note(_DECODER.decode(event), at)
+            except (msgspec.DecodeError, ValueError) as error:  # no JSON, other JSON, or sound that is none
                 self._record.fail("unreadable event", f"{error}: {event[:200]!r}")
-                continue
-            num_pieces += self._note(chunk, at)
         return num_pieces
 
     def _note(self, chunk: _Chunk, at: float) -> int:
@@ -163,7 +172,7 @@ def _contents(choice: _Choice, modality: str | None) -> tuple[str, float]:
     if delta is None:
         return choice.text or "", 0.0
     if delta.audio is not None:
-        return "", sound_s(delta.audio.get("data") or "", choice.audio_metadata)
+        return "", sound_s(delta.audio.data or "", choice.audio_metadata)
     content = delta.content if isinstance(delta.content, str) else ""
     if modality == "audio":
         return "", sound_s(content, choice.audio_metadata)
@@ -174,20 +183,26 @@ PCM_RATE_HZ = 24_000
 """Of `pcm16` where the chunk doesn't say: OpenAI's, mono."""
 
 
-def sound_s(data: str, metadata: dict[str, Any] | None) -> float:
+def sound_s(data: str, metadata: AudioMetadata | None) -> float:
     """Return how long a piece of sound is.
 
     Args:
         data: base64, of a WAV file or of raw 16 bit samples.
-        metadata: what the server says of it; `frame_count` and `sample_rate_hz` make decoding needless.
+        metadata: what the server says of it, which makes decoding needless.
+
+    Raises:
+        ValueError: a WAV file that is none.
     """
     if not data:
         return 0.0
-    if metadata is not None and metadata.get("frame_count") is not None and metadata.get("sample_rate_hz"):
-        return metadata["frame_count"] / metadata["sample_rate_hz"]
+    if metadata is not None and metadata.frame_count is not None and metadata.sample_rate_hz:
+        return metadata.frame_count / metadata.sample_rate_hz
     if data.startswith("UklGR"):  # RIFF in base64
-        with wave.open(io.BytesIO(base64.b64decode(data))) as file:
-            return file.getnframes() / file.getframerate()
+        try:
+            with wave.open(io.BytesIO(base64.b64decode(data))) as file:
+                return file.getnframes() / file.getframerate()
+        except (wave.Error, EOFError) as error:
+            raise ValueError(str(error)) from error
     num_bytes = len(data) * 3 // 4 - data[-2:].count("=")
     return num_bytes / 2 / PCM_RATE_HZ
 

@@ -79,6 +79,8 @@ class Storm(msgspec.Struct, kw_only=True):
     """When the last client had just left; None if the server says nothing of this."""
     at_last: Occupancy | None
     """When the requests after it had ended."""
+    answered_s: float
+    """What the first of these answers took; the next request was sent then."""
     spread_s: float
     """Clients left within this of their sending."""
 
@@ -88,8 +90,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     model: str
     phases: list[Phase]
-    has_stage_metrics: bool
-    """Whether the server took the question for its stages' timings."""
     slow: SlowReaders | None = None
     storm: Storm | None = None
 
@@ -127,15 +127,16 @@ class Run:
             case "cancel-storm":
                 return await self._cancel_storm()
             case _:
-                return self._outcome([await self._phase("load")])
+                return await self._outcome([await self._phase("load")])
 
-    def _outcome(
+    async def _outcome(
         self, phases: list[Phase], *, slow: SlowReaders | None = None, storm: Storm | None = None
     ) -> Outcome:
+        for phase in phases:
+            await self._count_tokens(phase.records)
         return Outcome(
             model=self._wishes.model,
             phases=phases,
-            has_stage_metrics=self._wishes.wants_stage_metrics,
             slow=slow,
             storm=storm,
         )
@@ -158,7 +159,7 @@ class Run:
     # --- modes ------------------------------------------------------------------------------------------------
 
     async def _phase(self, label: str, leaves: Sequence[float] | None = None) -> Phase:
-        """Send every request of the plan as it says, watch what that costs, and count tokens afterwards."""
+        """Send every request of the plan as it says, and watch what that costs."""
         plan = self._plan
         # The same schedule in each phase, so that phases differ in nothing else.
         found = offsets(len(plan.prompts), plan.rate, plan.burstiness, random.Random(plan.seed))
@@ -166,7 +167,6 @@ class Run:
         async with watch.phase():
             records = await self._send_all(plan.prompts, found, leaves=leaves, on_done=self._on_done)
         assert watch.client is not None
-        await self._count_tokens(records)
         return Phase(label=label, records=records, client=watch.client, server=watch.server)
 
     async def _slow_reader(self) -> Outcome:
@@ -184,7 +184,7 @@ class Run:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-        return self._outcome([alone, beside], slow=SlowReaders(records=slow, rate=plan.slow_reader_rate))
+        return await self._outcome([alone, beside], slow=SlowReaders(records=slow, rate=plan.slow_reader_rate))
 
     async def _read_slowly(self, records: list[Record], begun: asyncio.Event) -> None:
         """Read long answers slowly, one after the other, until this is cancelled or one fails."""
@@ -212,11 +212,13 @@ class Run:
             raise Unavailable(f"every request before the storm failed: {calm[0].failure}: {calm[0].message}")
         spread_s = max(lengths_s)
         phase = await self._phase("storm", [self._dice.uniform(0, spread_s) for _ in prompts])
+        asked_at = time.perf_counter()
         at_once = await self._server.occupancy()
+        answered_s = time.perf_counter() - asked_at
         after = [await self._one(prompts[i % len(prompts)]) for i in range(NUM_CALM)]
         at_last = await self._server.occupancy()
-        storm = Storm(calm=calm, after=after, at_once=at_once, at_last=at_last, spread_s=spread_s)
-        return self._outcome([phase], storm=storm)
+        storm = Storm(calm=calm, after=after, at_once=at_once, at_last=at_last, answered_s=answered_s, spread_s=spread_s)
+        return await self._outcome([phase], storm=storm)
 
     # --- requests ---------------------------------------------------------------------------------------------
 

@@ -152,8 +152,8 @@ class Server:
             async with self._http.get(url, timeout=_ASIDE) as response:
                 if response.status in (401, 403):
                     raise Unreachable(
-                        f"--base-url {self.base_url}: {response.status} came for {url} (allowed: a key in OPENAI_API_KEY "
-                        'or with --header "Authorization=Bearer KEY")',
+                        f"--base-url {self.base_url}: {response.status} came for {url} (allowed: a key that it "
+                        'knows, in OPENAI_API_KEY or with --header "Authorization=Bearer KEY")',
                         field="--base-url",
                     )
                 if response.status != 200:

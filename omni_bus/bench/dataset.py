@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 NAMES = ("random", "custom", "sharegpt")
 
-_WORDS = (
+_COMMON = (
     "the of and to in is that for it as was with on be by at this have from or had not are but what all were when we "
     "there can an your which their said if do will each about how up out them then she many some so these would other "
     "into has more her two like him see time could no make than first been its who now people my made over did down "
     "only way find use may water long little very after words called just where most know"
-).split()
+)
 """Most tokenisers have one token for each of these with the space before it."""
+_WORDS = tuple(_COMMON.split())
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """What is sent to a route and how its answer is read: one class for each kind of route.
 
-A dialect knows its path and the body of a request, and makes a reader for each answer. A reader takes bytes as they come
-and notes in the request's `Record` what they hold; so a route whose answer is no event stream differs only there.
+A dialect knows its path and the body of a request, and makes a reader for each answer. A reader takes bytes as they
+come and notes in the request's `Record` what they hold; so a route whose answer is no event stream differs only there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def parse_limits(words: Sequence[str]) -> dict[str, float]:
     Raises:
         BadInput: a word that is no such pair, an unknown key, a value that is no positive number, a key given twice.
     """
-    allowed = f"allowed: KEY:VALUE with a key of {', '.join(KEYS)} and a positive number, milliseconds or for audio_rtf a factor"
+    allowed = f"allowed: KEY:VALUE; keys {', '.join(KEYS)}; values above 0, milliseconds, or for audio_rtf a factor"
     limits: dict[str, float] = {}
     for word in words:
         key, _, text = word.partition(":")

@@ -73,9 +73,7 @@ def _draw_distribution(axis: Any, phases: Mapping[str, Sequence[Record]], name: 
         axis.step(values, shares, where="post", color=colour, label=label)
         p99 = values[min(len(values) - 1, int(0.99 * len(values)))]
         axis.axvline(p99, color=colour, linewidth=0.8, linestyle=":")
-        axis.annotate(
-            f"p99 {p99:.3g}", (p99, 0.03), color=colour, fontsize=8, rotation=90, ha="right", va="bottom"
-        )
+        axis.annotate(f"p99 {p99:.3g}", (p99, 0.03), color=colour, fontsize=8, rotation=90, ha="right", va="bottom")
     axis.set_title(metric.title, fontsize=10)
     axis.set_xlabel(metric.unit)
     axis.set_ylabel("share of values")

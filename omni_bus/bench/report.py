@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 78
 _COLUMN = 11
-_COMPARED = ("mean", "median", "p99")
 
 Told = tuple["Phase", "Summary"]
 """A phase and what it came to."""
@@ -27,7 +26,9 @@ Told = tuple["Phase", "Summary"]
 # --- JSON ---------------------------------------------------------------------------------------------------
 
 
-def as_json(outcome: Outcome, told: Sequence[Told], settings: Mapping[str, Any], *, is_detailed: bool) -> dict[str, Any]:
+def as_json(
+    outcome: Outcome, told: Sequence[Told], settings: Mapping[str, Any], *, is_detailed: bool
+) -> dict[str, Any]:
     """Return everything; the measured phase on top, every phase under ``phases``.
 
     Args:
@@ -171,16 +172,17 @@ def _request_json(record: Record) -> dict[str, Any]:
 def ratios(before: Summary, after: Summary) -> dict[str, dict[str, float]]:
     """Return, for each metric that both have, its figures in the second phase as multiples of the first."""
     found: dict[str, dict[str, float]] = {}
-    for name in before.metrics.keys() & after.metrics.keys():
-        pairs = zip(_figures(before.metrics[name]), _figures(after.metrics[name]), strict=True)
-        shares = {label: new / old for label, (old, new) in zip(_COMPARED, pairs, strict=True) if old > 0}
-        if shares:
-            found[name] = shares
-    return {name: found[name] for name in METRICS if name in found}
+    for name in METRICS:
+        if name in before.metrics and name in after.metrics:
+            old, new = _figures(before.metrics[name]), _figures(after.metrics[name])
+            found[name] = {label: new[label] / value for label, value in old.items() if value > 0}
+    return found
 
 
-def _figures(one: Distribution) -> tuple[float, float, float]:
-    return one.mean, one.median, one.percentiles[99.0]
+def _figures(one: Distribution) -> dict[str, float]:
+    """Return what a table shows of a metric, by its heading."""
+    percentiles = {f"p{percentile:g}": value for percentile, value in one.percentiles.items()}
+    return {"mean": one.mean, "median": one.median, **percentiles, "max": one.max}
 
 
 def read_rate(records: Iterable[Record]) -> float | None:
@@ -262,13 +264,11 @@ def _amount_lines(summary: Summary) -> list[str]:
 def _metric_lines(summary: Summary) -> list[str]:
     if not summary.metrics:
         return ["no request completed, so there is nothing to measure"]
-    percentiles = next(iter(summary.metrics.values())).percentiles
-    heads = ["mean", "median", *(f"p{percentile:g}" for percentile in percentiles), "max"]
+    heads = _figures(next(iter(summary.metrics.values())))
     width = max(len(_title(name)) for name in summary.metrics) + 2
     lines = [" " * width + "".join(f"{head:>{_COLUMN}}" for head in heads)]
     for name, one in summary.metrics.items():
-        values = [one.mean, one.median, *one.percentiles.values(), one.max]
-        lines.append(f"{_title(name):<{width}}" + "".join(f"{value:>{_COLUMN}.2f}" for value in values))
+        lines.append(f"{_title(name):<{width}}" + "".join(f"{value:>{_COLUMN}.2f}" for value in _figures(one).values()))
     return lines
 
 
@@ -280,7 +280,11 @@ def _note_lines(summary: Summary) -> list[str]:
     """Say where figures come from, and what they leave out."""
     lines: list[str] = []
     if summary.tokens_from:
-        sources = {"usage": "the server's usage", "tokenize": "the server's tokeniser", "chunks": "chunks, one token each"}
+        sources = {
+            "usage": "the server's usage",
+            "tokenize": "the server's tokeniser",
+            "chunks": "chunks, one token each",
+        }
         told = [f"{sources[source]} ({count})" for source, count in summary.tokens_from.items()]
         chunks = f"; {summary.tokens_per_chunk:.2f} tokens in a chunk" if summary.tokens_per_chunk else ""
         lines.append(f"tokens counted by {', '.join(told)}{chunks}")
@@ -318,11 +322,14 @@ def _server_lines(cost: ServerCost, output_tokens: int) -> list[str]:
 def _ratio_lines(before: Summary, after: Summary) -> list[str]:
     lines = [_rule(f"{after.label} / {before.label}")]
     found = ratios(before, after)
-    width = max((len(name) for name in found), default=0) + 2
-    lines.append(" " * width + "".join(f"{head:>{_COLUMN}}" for head in _COMPARED))
+    if not found:
+        return [*lines, "nothing completed in both", ""]
+    heads = _figures(next(iter(after.metrics.values())))
+    width = max(len(name) for name in found) + 2
+    lines.append(" " * width + "".join(f"{head:>{_COLUMN}}" for head in heads))
     for name, shares in found.items():
-        cells = "".join(f"{shares[head]:>{_COLUMN}.2f}" if head in shares else f"{'-':>{_COLUMN}}" for head in _COMPARED)
-        lines.append(f"{name:<{width}}{cells}")
+        cells = (f"{shares[head]:>{_COLUMN}.2f}" if head in shares else f"{'-':>{_COLUMN}}" for head in heads)
+        lines.append(f"{name:<{width}}{''.join(cells)}")
     return [*lines, ""]
 
 

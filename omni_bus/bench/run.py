@@ -217,7 +217,9 @@ class Run:
         answered_s = time.perf_counter() - asked_at
         after = [await self._one(prompts[i % len(prompts)]) for i in range(NUM_CALM)]
         at_last = await self._server.occupancy()
-        storm = Storm(calm=calm, after=after, at_once=at_once, at_last=at_last, answered_s=answered_s, spread_s=spread_s)
+        storm = Storm(
+            calm=calm, after=after, at_once=at_once, at_last=at_last, answered_s=answered_s, spread_s=spread_s
+        )
         return await self._outcome([phase], storm=storm)
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -241,9 +243,7 @@ class Run:
             async with gate:
                 if not is_scheduled:  # without a rate a request is due when it may go
                     record.intended_at = clock()
-                await self._server.ask(
-                    record, body, clock, keeps_text=self._keeps_text, leaves_after_s=leaves_after_s
-                )
+                await self._server.ask(record, body, clock, keeps_text=self._keeps_text, leaves_after_s=leaves_after_s)
             on_done()
 
         records = [Record(index=index, intended_at=at) for index, at in enumerate(sent_at)]
@@ -259,8 +259,12 @@ class Run:
         for record in records:
             if not record.is_complete or record.output_tokens is not None:
                 continue
-            count = await self._server.count_tokens(self._wishes.model, "".join(record.answer)) if record.answer else None
-            record.output_tokens, record.tokens_from = (len(record.texts), "chunks") if count is None else (count, "tokenize")
+            count = (
+                await self._server.count_tokens(self._wishes.model, "".join(record.answer)) if record.answer else None
+            )
+            record.output_tokens, record.tokens_from = (
+                (len(record.texts), "chunks") if count is None else (count, "tokenize")
+            )
             record.answer = []
 
 

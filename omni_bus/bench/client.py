@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SLOW_BUFFER_BYTES = 4096
 """What a slow reader's socket takes in advance; the kernel's default would hide the slowness for megabytes."""
+SLOW_READ_BYTES = 256
+"""About one chunk with one token."""
 
 _ASIDE = aiohttp.ClientTimeout(total=10)
 """For everything that is not measured."""
@@ -111,7 +113,7 @@ class Server:
                 if response.status != 200:
                     record.fail(*_refusal(response, await response.read()))
                     return
-                async for piece in response.content.iter_any():
+                while piece := await _read(response.content, pace):
                     num_pieces = reader.feed(piece, clock())
                     if pace is not None:
                         await pace(num_pieces)
@@ -200,6 +202,11 @@ class Server:
                 return await response.text() if response.status in (200, 503) else ""
         except (aiohttp.ClientError, OSError, UnicodeDecodeError):
             return ""
+
+
+async def _read(content: aiohttp.StreamReader, pace: Pace | None) -> bytes:
+    """Return what is there, once something is; little of it to one that reads slowly; nothing at the end."""
+    return await (content.readany() if pace is None else content.read(SLOW_READ_BYTES))
 
 
 def _small_socket(address: Any) -> socket.socket:

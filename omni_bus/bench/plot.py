@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.bench.measures import METRICS, measure
-from omni_bus.bench.summary import concurrency, tokens_by_second
+from omni_bus.bench.record import Record
+from omni_bus.bench.summary import concurrency, distribution, tokens_by_second
 from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from omni_bus.bench.record import Record
 
 _COLOURS = ("#3b6fb6", "#d1682b", "#4b9a5b")
 
@@ -32,24 +33,37 @@ def require() -> None:
     mpl.use("agg")  # a window would want a display
 
 
-def draw(phases: Mapping[str, Sequence[Record]], heading: str, path: str) -> None:
+class Drawing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is drawn; requests by the label of their phase."""
+
+    heading: str
+    compared: dict[str, list[Record]]
+    """Whose latencies are drawn."""
+    over_time: dict[str, list[Record]]
+    """Whose course is drawn."""
+
+
+def draw(drawing: Drawing, path: str) -> None:
     """Draw distributions of latencies, and requests and tokens over time, into a file.
 
     Args:
-        phases: requests by the phase's label.
-        heading: what was measured.
+        drawing: what.
         path: of the file; its ending decides the format.
     """
     from matplotlib import pyplot as plt
 
-    names = _names(phases)
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7.2), constrained_layout=True)
-    for axis, name in zip((axes[0][0], axes[0][1], axes[1][0]), names, strict=False):
-        _draw_distribution(axis, phases, name)
-    for axis in (axes[0][0], axes[0][1], axes[1][0])[len(names) :]:
+    names = _names(drawing.compared)
+    num_columns = 2 if len(names) > 1 else 1
+    figure, axes = plt.subplots(
+        -(-(len(names) + 1) // num_columns), num_columns, figsize=(11, 7.2), constrained_layout=True, squeeze=False
+    )
+    places = list(axes.flat)
+    for axis, name in zip(places, names, strict=False):
+        _draw_distribution(axis, drawing.compared, name)
+    _draw_time(places[len(names)], drawing.over_time)
+    for axis in places[len(names) + 1 :]:
         axis.set_axis_off()
-    _draw_time(axes[1][1], phases)
-    figure.suptitle(heading, fontsize=11)
+    figure.suptitle(drawing.heading, fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -71,9 +85,19 @@ def _draw_distribution(axis: Any, phases: Mapping[str, Sequence[Record]], name: 
             continue
         shares = [(place + 1) / len(values) for place in range(len(values))]
         axis.step(values, shares, where="post", color=colour, label=label)
-        p99 = values[min(len(values) - 1, int(0.99 * len(values)))]
+        told = distribution(values, (99.0,))
+        assert told is not None
+        p99 = told.percentiles[99.0]
         axis.axvline(p99, color=colour, linewidth=0.8, linestyle=":")
-        axis.annotate(f"p99 {p99:.3g}", (p99, 0.03), color=colour, fontsize=8, rotation=90, ha="right", va="bottom")
+        axis.annotate(
+            f"p99 {p99:.0f}" if p99 >= 100 else f"p99 {p99:.3g}",
+            (p99, 0.03),
+            color=colour,
+            fontsize=8,
+            rotation=90,
+            ha="right",
+            va="bottom",
+        )
     axis.set_title(metric.title, fontsize=10)
     axis.set_xlabel(metric.unit)
     axis.set_ylabel("share of values")
@@ -85,22 +109,37 @@ def _draw_distribution(axis: Any, phases: Mapping[str, Sequence[Record]], name: 
 
 def _draw_time(axis: Any, phases: Mapping[str, Sequence[Record]]) -> None:
     """Draw requests under way, tokens of each second, and where requests failed, over time."""
-    tokens_axis = axis.twinx()
+    tokens_axis = None
     for (label, records), colour in zip(phases.items(), _COLOURS, strict=False):
         levels = concurrency(records)
         axis.step([at for at, _ in levels], [level for _, level in levels], where="post", color=colour, label=label)
         tokens = tokens_by_second(records)
+        if not tokens:
+            continue
+        if tokens_axis is None:
+            tokens_axis = axis.twinx()
+            tokens_axis.set_ylabel("tokens/s")
         middles = [second + 0.5 for second in range(len(tokens))]
         tokens_axis.plot(middles, tokens, color=colour, linewidth=0.9, linestyle="--", marker=".")
-        failed = [record.ended_at for record in records if record.failure]
-        if failed:
-            axis.plot(failed, [0] * len(failed), "x", color="#b01030", label=f"failed, {label}")
-    axis.set_title("Requests under way (line) and output tokens of each second (dashed)", fontsize=10)
+    _draw_failures(axis, phases)
+    tokens_words = "" if tokens_axis is None else " (line) and output tokens of each second (dashed)"
+    axis.set_title(f"Requests under way{tokens_words}", fontsize=10)
     axis.set_xlabel("s")
     axis.set_ylabel("requests")
     axis.set_ylim(bottom=0)
-    tokens_axis.set_ylabel("tokens/s")
-    tokens_axis.set_ylim(bottom=0)
+    if tokens_axis is not None:
+        tokens_axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
-    if len(phases) > 1 or axis.get_legend_handles_labels()[0][1:]:
+    if len(axis.get_legend_handles_labels()[0]) > 1:
         axis.legend(fontsize=8, loc="lower center")
+
+
+def _draw_failures(axis: Any, phases: Mapping[str, Sequence[Record]]) -> None:
+    """Mark when requests failed, or were left."""
+    ended = [record for records in phases.values() for record in records]
+    for title, marker, colour, moments in (
+        ("failed", "x", "#b01030", [record.ended_at for record in ended if record.failure]),
+        ("left", "|", "#777777", [record.ended_at for record in ended if record.has_left]),
+    ):
+        if moments:
+            axis.plot(moments, [0] * len(moments), marker, color=colour, label=title, clip_on=False, zorder=3)

@@ -29,6 +29,9 @@ MODES = ("load", "slow-reader", "cancel-storm")
 NUM_CALM = 5
 """Requests one after the other before a storm, for how long an answer takes, and after it."""
 
+TIMER_S = 0.0005
+"""uvloop rounds timers to whole milliseconds; with this no request goes before its time."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done."""
@@ -250,7 +253,7 @@ class Run:
         async with asyncio.TaskGroup() as group:
             for record, prompt in zip(records, prompts, strict=True):
                 if (wait_s := record.intended_at - clock()) > 0:
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(wait_s + TIMER_S)
                 group.create_task(send(record, prompt, None if leaves is None else leaves[record.index]))
         return records
 

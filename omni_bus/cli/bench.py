@@ -190,7 +190,7 @@ def _settings(args: argparse.Namespace, plan: Plan, report: _Report) -> dict[str
 
 
 def _heading(args: argparse.Namespace, plan: Plan, outcome: Outcome) -> str:
-    told = [f"{len(plan.prompts)} requests of {args.dataset_name}", _rate_words(plan)]
+    told = [f"{len(plan.prompts)} requests, {args.dataset_name} prompts", _rate_words(plan)]
     if plan.max_concurrency is not None:
         told.append(f"at most {plan.max_concurrency} at once")
     return f"{outcome.model} at {args.base_url}: {', '.join(told)}"
@@ -232,6 +232,9 @@ def _write(
             raise BadInput(f"can't write {result_path}: {error.strerror}", field="--result-filename") from error
         print(f"wrote {result_path}", file=sys.stderr)
     if args.plot is not None:
-        phases = {phase.label: phase.records for phase in outcome.phases}
-        plot.draw(phases, _heading(args, plan, outcome), args.plot)
+        over_time = {phase.label: phase.records for phase in outcome.phases}
+        storm = outcome.storm
+        compared = over_time if storm is None else {"before the storm": storm.calm, "after it": storm.after}
+        heading = _heading(args, plan, outcome)
+        plot.draw(plot.Drawing(heading=heading, compared=compared, over_time=over_time), args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)

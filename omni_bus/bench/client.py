@@ -67,9 +67,9 @@ class Server:
 
     def _session(self, **options: Any) -> aiohttp.ClientSession:
         options.setdefault("connector", aiohttp.TCPConnector(limit=0))
-        # A request's own time limit is set where it is sent; the environment may name a proxy.
+        # A request's own time limit is set where it is sent.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-        return aiohttp.ClientSession(timeout=timeout, headers=self._headers, trust_env=True, **options)
+        return aiohttp.ClientSession(timeout=timeout, headers=self._headers, **options)
 
     # --- what is measured -------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Server:
                 )
             return names[0]
         if names and wanted not in names:
-            raise unknown_name("model", wanted, names, field="--model")
+            raise unknown_name("value of --model:", wanted, names, field="--model")
         return wanted
 
     async def _models(self) -> list[str]:

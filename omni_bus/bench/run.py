@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -213,7 +214,7 @@ class Run:
         lengths_s = [record.ended_at - record.sent_at for record in calm if record.is_complete]
         if not lengths_s:
             raise Unavailable(f"every request before the storm failed: {calm[0].failure}: {calm[0].message}")
-        spread_s = max(lengths_s)
+        spread_s = statistics.median(lengths_s)
         phase = await self._phase("storm", [self._dice.uniform(0, spread_s) for _ in prompts])
         asked_at = time.perf_counter()
         at_once = await self._server.occupancy()

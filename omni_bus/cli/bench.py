@@ -17,6 +17,7 @@ import uvloop
 
 from omni_bus.bench import plot
 from omni_bus.bench.client import Server
+from omni_bus.bench.costs import ServerProcesses
 from omni_bus.bench.dialects import DIALECTS, Wishes
 from omni_bus.bench.goodput import parse_limits
 from omni_bus.bench.report import as_json, as_table
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     report = _report(args)
     plan = _plan(args)
     result_path = _result_path(args, plan)
+    if plan.server_pids:
+        ServerProcesses(plan.server_pids)  # refuses now what can't be watched later
     if args.plot is not None:
         if not args.plot.endswith(_PICTURES):
             raise BadInput(f"--plot {args.plot} came (allowed: a file in {', '.join(_PICTURES)})", field="--plot")

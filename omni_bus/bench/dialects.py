@@ -202,7 +202,7 @@ def sound_s(data: str, metadata: AudioMetadata | None) -> float:
             with wave.open(io.BytesIO(base64.b64decode(data))) as file:
                 return file.getnframes() / file.getframerate()
         except (wave.Error, EOFError) as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"a piece of sound that is no WAV file: {error}") from error
     num_bytes = len(data) * 3 // 4 - data[-2:].count("=")
     return num_bytes / 2 / PCM_RATE_HZ
 

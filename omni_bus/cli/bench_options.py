@@ -322,7 +322,7 @@ def prompts_of(args: argparse.Namespace, dice: random.Random) -> list[dataset.Pr
     if name == "random":
         if args.dataset_path is not None:
             allowed = "--dataset-name custom or sharegpt with it"
-            raise BadInput(f"--dataset-path {args.dataset_path} came for random ({allowed})", field="--dataset-path")
+            raise BadInput(f"--dataset-path {args.dataset_path} came for random (allowed: {allowed})", field="--dataset-path")
         lengths = dataset.Lengths(
             input_len=integer(args.input_len, "--input-len", low=1, high=1_000_000),
             output_len=128 if output_len is None else output_len,

@@ -39,10 +39,10 @@ def test_infinite_rate_sends_all_at_once(count: int, burstiness: float) -> None:
 @given(rates, st.sampled_from([0.5, 1.0, 4.0]), st.integers(0, 50))
 def test_rate_and_burstiness_are_those_asked_for(rate: float, burstiness: float, seed: int) -> None:
     """Gaps of a gamma distribution: mean 1/rate, variance mean²/burstiness."""
-    found = offsets(20_001, rate, burstiness, random.Random(seed))
+    found = offsets(5_001, rate, burstiness, random.Random(seed))
     gaps = [later - earlier for earlier, later in itertools.pairwise(found)]
 
     mean = statistics.fmean(gaps)
-    # Seven standard errors of a mean of 20,000, and a wide band for the variance.
-    assert math.isclose(mean * rate, 1.0, abs_tol=7 / math.sqrt(burstiness * 20_000))
-    assert math.isclose(statistics.pvariance(gaps) / mean**2 * burstiness, 1.0, rel_tol=0.25)
+    # Seven standard errors of a mean of 5,000, and a wide band for the variance.
+    assert math.isclose(mean * rate, 1.0, abs_tol=7 / math.sqrt(burstiness * 5_000))
+    assert math.isclose(statistics.pvariance(gaps) / mean**2 * burstiness, 1.0, rel_tol=0.4)

@@ -132,7 +132,7 @@ def test_slow_readers_are_told_by_what_the_others_suffer() -> None:
 
     table = as_table(outcome, [alone, beside], "m")
     assert "── beside slow readers / alone ──" in table
-    assert "ttft        1.50       1.50       1.50       1.50" in table
+    assert "ttft         1.50       1.50       1.50       1.50" in table
     assert "slow readers: 2 answers, read at 1.0 pieces a second each (told: 1)" in table
     assert "  failed: 503 Busy: full" in table
     document = as_json(outcome, [alone, beside], {}, is_detailed=False)

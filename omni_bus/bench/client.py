@@ -117,14 +117,16 @@ class Server:
                     num_pieces = reader.feed(piece, clock())
                     if pace is not None:
                         await pace(num_pieces)
+        except aiohttp.ClientError as error:  # its time limits too, which are of connecting
+            record.fail(type(error).__name__, str(error))
         except TimeoutError:
             record.fail("timeout", f"no whole answer within {self._request_timeout_s:g} s")
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             record.fail(type(error).__name__, str(error))
         else:
             if not reader.is_over:
                 record.fail("cut", "the answer ended before it said that it was whole")
-            elif not record.texts and not record.sounds:
+            elif not record.texts and not record.sounds and not record.output_tokens:
                 record.fail("empty answer", "neither text nor sound came")
 
     # --- what is not ------------------------------------------------------------------------------------------

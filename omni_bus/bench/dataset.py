@@ -50,13 +50,20 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """Words that begin every prompt."""
 
 
-def random_prompts(count: int, lengths: Lengths, dice: random.Random) -> list[Prompt]:
-    """Return prompts of common words; after the shared prefix no two begin alike, so that no cache serves them."""
+def random_prompts(count: int, lengths: Lengths, dice: random.Random, *, mark: str = "") -> list[Prompt]:
+    """Return prompts of common words; after the shared prefix no two begin alike, so that no cache serves them.
+
+    Args:
+        count: how many.
+        lengths: of prompts and answers.
+        dice: decides words and lengths.
+        mark: tells prompts apart that are the same otherwise.
+    """
     prefix = dice.choices(_WORDS, k=lengths.prefix_len)
     found: list[Prompt] = []
     for number in range(count):
         num_words = _vary(lengths.input_len, lengths.range_ratio, dice)
-        words = [*prefix, f"{dice.getrandbits(32):08x}{number}", *dice.choices(_WORDS, k=num_words - 1)]
+        words = [*prefix, f"{mark}{dice.getrandbits(32):08x}{number}", *dice.choices(_WORDS, k=num_words - 1)]
         output_len = _vary(lengths.output_len, lengths.range_ratio, dice)
         found.append(Prompt(text=" ".join(words), output_len=output_len))
     return found

@@ -253,6 +253,8 @@ def _amount_lines(summary: Summary) -> list[str]:
     if summary.input_tokens is not None:
         rows.append(("Input", f"{summary.input_tokens} tokens"))
     rows.append(("Most at once", f"{summary.max_concurrent} requests"))
+    if summary.max_lag_s >= 0.001:  # what a timer rounds says nothing
+        rows.append(("Sent late by", f"up to {summary.max_lag_s * 1000:.1f} ms"))
     if summary.continuous is not None:
         rows += [
             ("Sound", f"{summary.audio_s:.2f} s, {summary.per_second(summary.audio_s):.2f} s of sound a second"),

@@ -39,7 +39,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     prompts: list[Prompt]
-    """One for each request of the measured phase."""
+    """One for each request of a phase."""
+    prompts_again: list[Prompt]
+    """As many of the same lengths for a second phase; others where possible, lest a cache makes that the faster one."""
+    aside: Prompt
+    """What is asked where nothing is measured, and before and after a storm."""
     dialect: Dialect
     wishes: Wishes
     rate: float
@@ -122,16 +126,15 @@ class Run:
             Unavailable: the first request failed, so that the rest would only repeat that.
         """
         await self._probe()
-        warmups = [self._plan.prompts[i % len(self._plan.prompts)] for i in range(self._plan.num_warmups)]
-        if warmups:
-            await self._send_all(warmups, [0.0] * len(warmups), on_done=lambda: None)
+        if num_warmups := self._plan.num_warmups:
+            await self._send_all([self._plan.aside] * num_warmups, [0.0] * num_warmups, on_done=lambda: None)
         match self._plan.mode:
             case "slow-reader":
                 return await self._slow_reader()
             case "cancel-storm":
                 return await self._cancel_storm()
             case _:
-                return await self._outcome([await self._phase("load")])
+                return await self._outcome([await self._phase("load", self._plan.prompts)])
 
     async def _outcome(
         self, phases: list[Phase], *, slow: SlowReaders | None = None, storm: Storm | None = None
@@ -148,42 +151,42 @@ class Run:
     async def _probe(self) -> None:
         """Send one request that is not measured: does the server answer, tell of its stages, count tokens?"""
         self._wishes = msgspec.structs.replace(self._wishes, wants_stage_metrics=True)
-        found = await self._one(self._plan.prompts[0])
+        found = await self._ask_aside()
         if found.failure.startswith(("400", "422")):  # it may be the extension that it refuses
             self._wishes = msgspec.structs.replace(self._wishes, wants_stage_metrics=False)
-            found = await self._one(self._plan.prompts[0])
+            found = await self._ask_aside()
         if found.failure:
             raise Unavailable(f"the first request failed, so none was measured: {found.failure}: {found.message}")
         self._keeps_text = found.tokens_from != "usage"
 
-    async def _one(self, prompt: Prompt) -> Record:
-        [found] = await self._send_all([prompt], [0.0], on_done=lambda: None)
+    async def _ask_aside(self) -> Record:
+        [found] = await self._send_all([self._plan.aside], [0.0], on_done=lambda: None)
         return found
 
     # --- modes ------------------------------------------------------------------------------------------------
 
-    async def _phase(self, label: str, leaves: Sequence[float] | None = None) -> Phase:
-        """Send every request of the plan as it says, and watch what that costs."""
+    async def _phase(self, label: str, prompts: Sequence[Prompt], leaves: Sequence[float] | None = None) -> Phase:
+        """Send a request for each prompt as the plan says, and watch what that costs."""
         plan = self._plan
         # The same schedule in each phase, so that phases differ in nothing else.
-        found = offsets(len(plan.prompts), plan.rate, plan.burstiness, random.Random(plan.seed))
+        found = offsets(len(prompts), plan.rate, plan.burstiness, random.Random(plan.seed))
         watch = Watch(plan.server_pids)
         async with watch.phase():
-            records = await self._send_all(plan.prompts, found, leaves=leaves, on_done=self._on_done)
+            records = await self._send_all(prompts, found, leaves=leaves, on_done=self._on_done)
         assert watch.client is not None
         return Phase(label=label, records=records, client=watch.client, server=watch.server)
 
     async def _slow_reader(self) -> Outcome:
         """The same load twice: alone, and while slow readers hold long answers."""
         plan = self._plan
-        alone = await self._phase("alone")
+        alone = await self._phase("alone", plan.prompts)
         slow: list[Record] = []
         have_begun = [asyncio.Event() for _ in range(plan.num_slow_readers)]
         readers = [asyncio.create_task(self._read_slowly(slow, begun)) for begun in have_begun]
         try:
             for begun in have_begun:
                 await begun.wait()
-            beside = await self._phase("beside slow readers")
+            beside = await self._phase("beside slow readers", plan.prompts_again)
         finally:
             for reader in readers:
                 reader.cancel()
@@ -196,8 +199,7 @@ class Run:
         clock = _clock()
         try:
             while True:
-                prompt = plan.prompts[len(records) % len(plan.prompts)]
-                prompt = msgspec.structs.replace(prompt, output_len=plan.slow_reader_output_len)
+                prompt = msgspec.structs.replace(plan.aside, output_len=plan.slow_reader_output_len)
                 body = plan.dialect.body(prompt, msgspec.structs.replace(self._wishes, ignore_eos=True))
                 record = Record(index=len(records), intended_at=clock())
                 records.append(record)
@@ -209,17 +211,17 @@ class Run:
 
     async def _cancel_storm(self) -> Outcome:
         """Calm requests, clients that leave at random moments of their answers, and calm requests again."""
-        prompts = self._plan.prompts
-        calm = [await self._one(prompts[i % len(prompts)]) for i in range(NUM_CALM)]
+        calm = [await self._ask_aside() for _ in range(NUM_CALM)]
         lengths_s = [record.ended_at - record.sent_at for record in calm if record.is_complete]
         if not lengths_s:
             raise Unavailable(f"every request before the storm failed: {calm[0].failure}: {calm[0].message}")
         spread_s = statistics.median(lengths_s)
-        phase = await self._phase("storm", [self._dice.uniform(0, spread_s) for _ in prompts])
+        leaves = [self._dice.uniform(0, spread_s) for _ in self._plan.prompts]
+        phase = await self._phase("storm", self._plan.prompts, leaves)
         asked_at = time.perf_counter()
         at_once = await self._server.occupancy()
         answered_s = time.perf_counter() - asked_at
-        after = [await self._one(prompts[i % len(prompts)]) for i in range(NUM_CALM)]
+        after = [await self._ask_aside() for _ in range(NUM_CALM)]
         at_last = await self._server.occupancy()
         storm = Storm(
             calm=calm, after=after, at_once=at_once, at_last=at_last, answered_s=answered_s, spread_s=spread_s

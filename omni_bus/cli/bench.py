@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import math
-import random
 import re
+import resource
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,14 @@ def run(args: argparse.Namespace) -> int:
     return 2 if all(summary.failed == summary.num_requests for _, summary in told) else 0
 
 
+def _make_room() -> None:
+    """Let the process have as many connections as it may, and the loop no pauses for prompts that stay anyway."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.collect()
+    gc.freeze()
+
+
 def _report(args: argparse.Namespace) -> _Report:
     has_rate = math.isfinite(options.positive(args.request_rate, "--request-rate", may_be_inf=True))
     has_audio = "audio" in args.modalities
@@ -101,10 +110,13 @@ def _report(args: argparse.Namespace) -> _Report:
 def _plan(args: argparse.Namespace) -> Plan:
     """Return what is to be done; the model's name is still missing if it isn't given."""
     seed = options.integer(args.seed, "--seed", low=0, high=2**63)
+    asked = options.prompts_of(args, seed)
     concurrency = args.max_concurrency
     return Plan(
         mode=options.one_of(args.mode, "--mode", MODES),
-        prompts=options.prompts_of(args, random.Random(seed)),
+        prompts=asked.prompts,
+        prompts_again=asked.again,
+        aside=asked.aside,
         dialect=DIALECTS[options.one_of(args.backend, "--backend", DIALECTS)],
         wishes=_wishes(args),
         rate=options.positive(args.request_rate, "--request-rate", may_be_inf=True),
@@ -149,6 +161,7 @@ async def _run(args: argparse.Namespace, plan: Plan) -> Outcome:
     )
     async with server:
         model = await server.choose_model(args.model)
+        _make_room()
         plan = msgspec.structs.replace(plan, wishes=msgspec.structs.replace(plan.wishes, model=model))
         with _progress(len(plan.prompts) * (2 if plan.mode == "slow-reader" else 1)) as on_done:
             return await Run(server, plan, on_done).run()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from yarl import URL
@@ -21,7 +22,6 @@ from omni_bus.errors import BadInput, unknown_name
 
 if TYPE_CHECKING:
     import argparse
-    import random
     from collections.abc import Callable, Iterable, Sequence
 
 AUDIO_METRICS = tuple(name for name in METRICS if name.startswith("audio_"))
@@ -310,30 +310,47 @@ def extra_body_of(text: str | None) -> dict[str, Any]:
         ) from error
 
 
-def prompts_of(args: argparse.Namespace, dice: random.Random) -> list[dataset.Prompt]:
-    """Return what is asked, one prompt for each request.
+class Asked(NamedTuple):
+    """What a run asks."""
+
+    prompts: list[dataset.Prompt]
+    again: list[dataset.Prompt]
+    aside: dataset.Prompt
+
+
+def prompts_of(args: argparse.Namespace, seed: int) -> Asked:
+    """Return what is asked: a prompt for each request of a phase, as many for a second one, one for all else.
 
     Raises:
         BadInput: an option of the dataset, or its file, is not as it must be.
     """
     name = one_of(args.dataset_name, "--dataset-name", dataset.NAMES)
-    count = integer(args.num_prompts, "--num-prompts", low=1)
+    count = integer(args.num_prompts, "--num-prompts", low=1, high=1_000_000)
     output_len = None if args.output_len is None else integer(args.output_len, "--output-len", low=1)
     if name == "random":
         if args.dataset_path is not None:
             allowed = "--dataset-name custom or sharegpt with it"
-            raise BadInput(f"--dataset-path {args.dataset_path} came for random (allowed: {allowed})", field="--dataset-path")
-        lengths = dataset.Lengths(
-            input_len=integer(args.input_len, "--input-len", low=1, high=1_000_000),
-            output_len=128 if output_len is None else output_len,
-            range_ratio=number(
-                args.random_range_ratio, "--random-range-ratio", "from 0 to below 1", lambda value: 0 <= value < 1
-            ),
-            prefix_len=integer(args.random_prefix_len, "--random-prefix-len", low=0, high=1_000_000),
-        )
-        return dataset.random_prompts(count, lengths, dice)
+            raise BadInput(
+                f"--dataset-path {args.dataset_path} came for random (allowed: {allowed})", field="--dataset-path"
+            )
+        lengths = _lengths(args, output_len)
+        *prompts, aside = dataset.random_prompts(count + 1, lengths, random.Random(seed))
+        again = dataset.random_prompts(count, lengths, random.Random(seed), mark="again")
+        return Asked(prompts, again, aside)
     if args.dataset_path is None:
         raise BadInput(f"--dataset-name {name} needs a file (allowed: --dataset-path FILE)", field="--dataset-path")
     read = dataset.read_custom if name == "custom" else dataset.read_sharegpt
     found = read(args.dataset_path, output_len)
-    return dataset.draw(found, count, dice, is_shuffled=not args.disable_shuffle)
+    *prompts, aside = dataset.draw(found, count + 1, random.Random(seed), is_shuffled=not args.disable_shuffle)
+    return Asked(prompts, prompts, aside)
+
+
+def _lengths(args: argparse.Namespace, output_len: int | None) -> dataset.Lengths:
+    return dataset.Lengths(
+        input_len=integer(args.input_len, "--input-len", low=1, high=1_000_000),
+        output_len=128 if output_len is None else output_len,
+        range_ratio=number(
+            args.random_range_ratio, "--random-range-ratio", "from 0 to below 1", lambda value: 0 <= value < 1
+        ),
+        prefix_len=integer(args.random_prefix_len, "--random-prefix-len", low=0, high=1_000_000),
+    )

@@ -54,6 +54,13 @@ async def test_answer_that_is_not_whole_is_a_named_failure(told: list[Any], fail
     assert not record.is_complete
 
 
+async def test_answer_of_an_end_token_only_is_complete() -> None:
+    record = await ask(Scripted(lambda body: [usage(3, 1), DONE]))
+
+    assert record.is_complete
+    assert (record.texts, record.output_tokens) == ([], 1)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "failure", "message"),
     [

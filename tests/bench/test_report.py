@@ -121,7 +121,10 @@ def test_bundles_and_a_saturated_client_are_told() -> None:
     table = as_table(outcome_of((phase, summary)), [(phase, summary)], "m")
     assert "times between tokens of 1 answers are not known: their tokens came bundled" in table
     assert "tokens counted by chunks, one token each (1); 4.00 tokens in a chunk" in table
-    assert "warning: the client was saturated" in table
+    assert "warning: the client itself was busy, so these times are partly its own" in table
+    phase.client = msgspec.structs.replace(CLIENT, p99_lag_ms=25.0)
+    table = as_table(outcome_of((phase, summary)), [(phase, summary)], "m")
+    assert "warning: the client itself had to wait for a processor" in table
 
 
 def test_slow_readers_are_told_by_what_the_others_suffer() -> None:

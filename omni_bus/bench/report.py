@@ -252,7 +252,7 @@ def _amount_lines(summary: Summary) -> list[str]:
     rows.append(("Output", f"{tokens} (best second {summary.max_tokens_per_s:.0f})"))
     if summary.input_tokens is not None:
         rows.append(("Input", f"{summary.input_tokens} tokens"))
-    rows.append(("Most at once", f"{summary.max_concurrent} requests"))
+    rows.append(("Most at once", f"{summary.max_concurrent} request{'' if summary.max_concurrent == 1 else 's'}"))
     if summary.max_lag_s >= 0.001:  # what a timer rounds says nothing
         rows.append(("Sent late by", f"up to {summary.max_lag_s * 1000:.1f} ms"))
     if summary.continuous is not None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_MESSAGE = 300
+"""Characters that are kept of what a server said; some answer with a page."""
+
 
 class StageTiming(msgspec.Struct, frozen=True):
     """What a server said about the token times of one stage, when asked with ``return_stage_metrics``."""
@@ -46,6 +49,14 @@ class Record(msgspec.Struct, kw_only=True):
         return not self.failure and not self.has_left
 
     def fail(self, name: str, message: str) -> None:
-        """It ended badly; the first failure counts."""
+        """It ended badly; the first failure counts.
+
+        Both come from a stranger and go to a terminal: they are put on one line, and what can't be printed is left out.
+        """
         if not self.failure:
-            self.failure, self.message = name, message
+            self.failure, self.message = _line(name), _line(message)
+
+
+def _line(text: str) -> str:
+    found = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split())
+    return found if len(found) <= MAX_MESSAGE else f"{found[:MAX_MESSAGE]}…"

@@ -133,7 +133,7 @@ class CoordinatorCore:
             admission=self._admission,
             requests=self._requests,
             tombstones=self._tombstones,
-            patience_s=self._patience_s,
+            patience_s=self._patience_with_strangers_s,
             absences=self._absences,
         )
         self._is_draining = False
@@ -163,9 +163,7 @@ class CoordinatorCore:
         """Begin; call it once, before the first frame."""
         if not self._administration.is_waiting:
             return []
-        # Who was never welcomed does not know the deployment's heartbeat yet.
-        patience_s = MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
-        return [SetTimer(("awaited", ""), now + patience_s)]
+        return [SetTimer(("awaited", ""), now + self._patience_with_strangers_s)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -322,6 +320,11 @@ class CoordinatorCore:
     def _patience_s(self) -> float:
         return self._heartbeat_s * MISSED_HEARTBEATS
 
+    @property
+    def _patience_with_strangers_s(self) -> float:
+        """How long to wait for the hello of who may live: never welcomed, it does not know the heartbeat of this one."""
+        return MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
+
     def _check_alive(self, name: str, now: float) -> list[Common]:
         actor = self._membership.named(name)
         if actor is None:
@@ -428,7 +431,7 @@ class CoordinatorCore:
         is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
         if is_gone or not self._links.keep(broken):
             return [Send(actor.peer, broken)]
-        return [SetTimer(("alive", name), now + self._patience_s)]
+        return [SetTimer(("alive", name), now + self._patience_with_strangers_s)]
 
     def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
         """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
@@ -467,14 +470,14 @@ class CoordinatorCore:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
         if request in self._requests and self._adoption.missing(entry)[0]:
-            effects.append(SetTimer(("adopted", request), now + self._patience_s))
+            effects.append(SetTimer(("adopted", request), now + self._patience_with_strangers_s))
         return effects
 
     def _error_for_former_break(self, entry: Request, now: float) -> OmniBusError | None:
         """Return what an adopted request ends with whose frames a break may have cost before it was known here."""
         if entry.route is None or entry.state is not State.RUNNING:
             return None
-        for broken in self._links.settled_since(now - 2 * self._patience_s):
+        for broken in self._links.settled_since(now - 2 * self._patience_with_strangers_s):
             error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
             if error is not None:
                 return error

@@ -57,9 +57,10 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator, and the frames that it sent to each actor."""
 
-    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset(), quotas=None):
+    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset(), quotas=None, heartbeat_s=1.0):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s, 1000)
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, quotas=quotas)
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas)
+        self.heartbeat_s = heartbeat_s
         self.now = 0.0
         self.sent: list[Any] = []
         self.forgotten: list[Peer] = []
@@ -114,7 +115,7 @@ class Deployment:
         while self.now < at:
             for peer in peers:
                 self.frame(peer, Heartbeat(peer.endpoint))
-            self.wait_until(min(at, self.now + 1.0))
+            self.wait_until(min(at, self.now + self.heartbeat_s))
 
     def is_clean(self):
         core = self.core
@@ -836,6 +837,22 @@ def test_id_of_a_successor_that_was_used_already_is_not_used_again(up):
 
     assert [reroute.request for reroute in up.to(GATEWAY, Reroute)] != ["r"]
     assert "r" in [failed.request for failed in up.to(GATEWAY, Failed)]
+
+
+def test_who_was_never_welcomed_has_the_time_of_its_own_heartbeat_to_say_hello():
+    """It does not know the deployment's heartbeat, which is shorter: its first sign of life comes after a second."""
+    deployment = Deployment(heartbeat_s=0.1)
+    deployment.join(LLM, GATEWAY, live=(route(),))
+    deployment.beat_until(1.0, LLM, GATEWAY)
+    assert deployment.to(GATEWAY, Failed) == deployment.to(GATEWAY, Reroute) == []
+
+    deployment.join(VOICE, live=(route(),))
+    deployment.beat_until(20.0, LLM, VOICE, GATEWAY)
+
+    assert deployment.to(GATEWAY, Failed) == deployment.to(GATEWAY, Reroute) == []
+    for stage in (LLM, VOICE):
+        deployment.frame(stage, Done("r"))
+    assert deployment.is_clean()
 
 
 def test_adopted_request_has_a_successor_once():

@@ -163,7 +163,10 @@ class CoordinatorCore:
         """Begin; call it once, before the first frame."""
         if not self._administration.is_waiting:
             return []
-        return [SetTimer(("awaited", ""), now + self._patience_with_strangers_s)]
+        # Whoever says hello in time may have a request to be adopted, which then has as much time.
+        self._links.be_patient()
+        patience_s = self._patience_with_strangers_s
+        return [SetTimer(("awaited", ""), now + patience_s), SetTimer(("breaks", ""), now + 2 * patience_s)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -206,8 +209,8 @@ class CoordinatorCore:
                 return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
             case Broken():
                 return self._on_broken(actor, frame, now)
-            case Pong(nonce=nonce):
-                return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
+            case Pong():
+                return self._on_pong(actor, frame, now)
             case Submit():
                 return self._on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
@@ -252,6 +255,8 @@ class CoordinatorCore:
             case "awaited":
                 self._administration.give_up()
                 return self._run_held(now)
+            case "breaks":
+                return self._answer(self._links.lose_patience())
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -300,6 +305,7 @@ class CoordinatorCore:
             self._administration.heard_of(hello.peer.actor)
             effects += self._answer_breaks(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
+        effects += self._links.tell_again(actor.peer)
         effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
@@ -391,8 +397,7 @@ class CoordinatorCore:
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
-        for broken in self._links.settle(actor.sender):
-            effects += self._to_members(broken, broken.source)
+        effects += self._answer([*self._links.settle(actor.sender), *self._links.forget(actor.sender)])
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -424,6 +429,8 @@ class CoordinatorCore:
         """Take the word of the source; whether the target still lives is asked first, or seen by its hello."""
         if broken.source != actor.peer:
             return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        if self._links.is_settled(broken):
+            return self._answer([broken]) if self._links.is_answered(broken) else []
         target = self._membership.get(broken.target.sender)
         if target is not None:
             return self._links.suspect(broken, target)
@@ -435,10 +442,21 @@ class CoordinatorCore:
 
     def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
         """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
+        return self._answer(self._links.settle_others(name, None if present is None else present.sender))
+
+    def _answer(self, breaks: Iterable[Broken]) -> list[Common]:
+        """Tell the sources that they need not repeat these."""
         effects: list[Common] = []
-        for broken in self._links.settle_others(name, None if present is None else present.sender):
+        for broken in breaks:
             effects += self._to_members(broken, broken.source)
         return effects
+
+    def _on_pong(self, actor: Actor, pong: Pong, now: float) -> list[Common]:
+        if pong.nonce > NONCE:
+            return self._health.on_pong(actor.sender, pong, now)
+        if pong.nonce == NONCE:
+            return self._on_alive(actor, now)
+        return self._answer(self._links.on_pong(actor.sender, pong.nonce))
 
     def _on_alive(self, actor: Actor, now: float) -> list[Common]:
         """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
@@ -446,15 +464,22 @@ class CoordinatorCore:
         for broken in self._links.settle(actor.sender):
             self._links.remember(broken, now)
             effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
+            told: list[Peer] = []
             for request, entry in list(self._requests.items()):
                 if entry.route is None or entry.state is not State.RUNNING:
                     continue
                 error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
                 if error is not None:
+                    told.append(entry.client)
                     effects += self._give_up(request, entry, error, now)
             # After the requests' own errors, which know more than a client can conclude from this.
-            effects += [*self._to_members(broken, broken.source, broken.target), *self._resume(now)]
+            effects += [Send(actor.peer, broken), *self._confirm(broken, *told, actor.peer), *self._resume(now)]
         return effects
+
+    def _confirm(self, broken: Broken, *told: Peer) -> list[Common]:
+        """Answer the source of a break once all who were told because of it have heard that."""
+        present = [peer for peer in told if self._membership.get(peer.sender) is not None]
+        return self._links.tell(broken, present)
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
@@ -465,23 +490,26 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        error = error or self._error_for_former_break(entry, now)
+        broken, for_broken = (None, None) if error is not None else self._former_break(entry, now)
+        error = error or for_broken
         if error is None:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
+        if broken is not None:
+            effects += self._confirm(broken, entry.client)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_with_strangers_s))
         return effects
 
-    def _error_for_former_break(self, entry: Request, now: float) -> OmniBusError | None:
-        """Return what an adopted request ends with whose frames a break may have cost before it was known here."""
+    def _former_break(self, entry: Request, now: float) -> tuple[Broken, OmniBusError] | tuple[None, None]:
+        """Return a break that may have cost an adopted request frames before it was known here, and what it means."""
         if entry.route is None or entry.state is not State.RUNNING:
-            return None
+            return None, None
         for broken in self._links.settled_since(now - 2 * self._patience_with_strangers_s):
             error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
             if error is not None:
-                return error
-        return None
+                return broken, error
+        return None, None
 
     def _hurry(self, now: float) -> list[Common]:
         """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""

@@ -230,12 +230,13 @@ class Broken(Frame, frozen=True):
     """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
 
     Or none can be made, and frames wait.
-    From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
-    `target` too.
+    From `source` to the coordinator, which ends what that concerns, tells `target`, and answers with the same once all
+    who had to hear of it have: until then `source` repeats it to each coordinator. `number` counts the source's breaks.
     """
 
     source: Peer
     target: Peer
+    number: int = 0
 
 
 class Ping(Frame, frozen=True):

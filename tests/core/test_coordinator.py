@@ -57,14 +57,25 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator, and the frames that it sent to each actor."""
 
-    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset(), quotas=None, heartbeat_s=1.0):
+    def __init__(
+        self,
+        *,
+        max_in_flight=4,
+        max_queued=4,
+        timeout_s=None,
+        non_idempotent=frozenset(),
+        quotas=None,
+        heartbeat_s=1.0,
+        awaited=(),
+    ):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s, 1000)
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas)
+        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas, awaited=awaited)
         self.heartbeat_s = heartbeat_s
         self.now = 0.0
         self.sent: list[Any] = []
         self.forgotten: list[Peer] = []
         self.timers: dict[tuple[str, str], float] = {}
+        self.take(self.core.start(self.now))
 
     def take(self, effects):
         for effect in effects:

@@ -200,7 +200,7 @@ def _give_callers(scenario: Scenario, rng: Random) -> None:
 
 def draw(rng: Random) -> Scenario:
     """Draw a scenario: small, since many small ones find more than a few large ones."""
-    # Apart, so that the seeds that once failed still make the same schedules.
+    # Apart, so that what else a seed draws does not depend on it.
     apart = Random(rng.getstate()[1][3])
     scenario = _draw(rng)
     if apart.random() < 0.4:

@@ -23,6 +23,7 @@ from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.roster import Roster
+from omni_bus.core.strangers import Strangers
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -113,6 +114,7 @@ class CoordinatorCore:
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
+        self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
         self._absences = Absences(self._membership, self._administration.is_drained)
         self._recovery = Recovery(self._bindable, self._absences)
@@ -255,6 +257,8 @@ class CoordinatorCore:
             case "awaited":
                 self._administration.give_up()
                 return self._run_held(now)
+            case "strangers":
+                return self._strangers.on_timer(now)
             case "breaks":
                 return self._answer(self._links.lose_patience())
             case _:
@@ -283,10 +287,10 @@ class CoordinatorCore:
             error = BadFrame(
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
-            return [Send(hello.peer, Refused(error.to_info()))]
+            return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
             error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
-            return [Send(hello.peer, Refused(error.to_info()))]
+            return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -319,7 +323,8 @@ class CoordinatorCore:
     def _on_stranger(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
         if isinstance(frame, Heartbeat):
-            return [Send(Peer(sender.actor, sender.incarnation, frame.endpoint), Introduce())]
+            stranger = Peer(sender.actor, sender.incarnation, frame.endpoint)
+            return [Send(stranger, Introduce()), *self._strangers.met(stranger, now)]
         return self._on_stalled(sender, frame, now) if isinstance(frame, Stalled) else []
 
     @property
@@ -392,6 +397,7 @@ class CoordinatorCore:
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
             *self._administration.forget(actor.peer),
+            *self._health.forget(actor.peer),
         ]
         for request, entry in list(self._requests.items()):
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():

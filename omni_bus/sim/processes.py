@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.payloads import Payload
 
 MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost, Broken)
-_HOUSEKEEPING = frozenset({"heartbeat", "alive"})
+_HOUSEKEEPING = frozenset({"heartbeat", "alive", "strangers"})
 
 MAX_LATE_HOPS = 25
 """Mean delays that a submit, its admission and a hello may take together on links that don't stall."""

@@ -131,7 +131,7 @@ class Deployment:
     def is_clean(self):
         core = self.core
         counts = core._admission["chat"].counts
-        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
         return not (core.num_live or core._bindings.total or counts.in_flight or counts.queued or kinds)
 
 
@@ -183,6 +183,40 @@ def test_stranger_is_asked_to_introduce_itself():
     deployment.frame(LLM, Ready())
 
     assert deployment.sent == [Send(Peer("llm.0", 1, "there"), Introduce())]
+
+
+def test_way_to_a_stranger_that_never_introduces_itself_is_closed():
+    deployment, elsewhere = Deployment(), Peer(LLM.actor, LLM.incarnation, "elsewhere")
+    for stranger in (LLM, VOICE, elsewhere):
+        deployment.frame(stranger, Heartbeat(stranger.endpoint))
+    deployment.frame(GATEWAY, Hello(PROTOCOL_VERSION + 1, GATEWAY, "gateway"))
+    deployment.join(LLM)
+
+    deployment.beat_until(20.0, LLM)
+
+    assert deployment.forgotten == [VOICE, elsewhere, GATEWAY]
+
+
+def test_refused_hello_of_a_member_closes_no_way_to_it(up):
+    up.frame(GATEWAY, Hello(PROTOCOL_VERSION + 1, GATEWAY, "gateway"))
+
+    up.beat_until(20.0, LLM, VOICE, GATEWAY)
+
+    assert up.forgotten == []
+
+
+def test_who_asked_for_health_and_left_is_sent_nothing(up):
+    """It would open the way to it again, which nobody would close."""
+    up.join(SUPERVISOR)
+    up.frame(SUPERVISOR, Admin(1, "health", {}))
+    up.frame(SUPERVISOR, Goodbye())
+
+    for peer in (LLM, VOICE, GATEWAY):
+        for ping in up.to(peer, Ping):
+            up.frame(peer, Pong(ping.nonce))
+
+    assert up.to(SUPERVISOR, AdminReply) == []
+    assert up.is_clean()
 
 
 def test_silent_actor_is_lost_after_five_beats(up):

@@ -128,7 +128,7 @@ class Deployment:
     def is_clean(self) -> bool:
         core = self.core
         counts = core._admission["chat"].counts
-        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
         return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
 
 

@@ -96,6 +96,19 @@ def coordinators_that_die_with_a_stage(seed: int) -> Iterator[World]:
         yield World(seed, scenario=scenario(kill_stage, kill_coordinator(step + step % 7, 1.0), graph="chain"))
 
 
+def stages_that_die_before_and_after_a_coordinator(seed: int) -> Iterator[World]:
+    """A request that kills its stage takes one more down, not one more for each coordinator."""
+    for step in range(25, 60, 3):
+        for later in (25, 40, 60):
+            kills: list[tuple[FaultKind, int]] = [
+                ("kill_stage", step), ("kill_coordinator", step + 12), ("kill_stage", step + later)
+            ]  # fmt: skip
+            script = scenario(*(FaultPlan(kind, at, 0.3, loses_frames=False) for kind, at in kills), graph="single")
+            script.stages["llm"].replicas = 2
+            script.has_supervisor = True
+            yield World(seed, scenario=script)
+
+
 def connections_that_break(seed: int) -> Iterator[World]:
     """Among them the coordinator's, and those on which a stage's last chunks are under way."""
     for step in range(20, 90):
@@ -121,6 +134,13 @@ def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
                 return f"schedule {number}, seed {seed}: {violation}"
             assert world.faults.struck
     return None
+
+
+adopt = Adoption.adopt
+
+
+def adopts_as_if_for_the_first_time(self, actor, route, ran_s, now):
+    return adopt(self, actor, msgspec.structs.replace(route, is_retry=False), ran_s, now)
 
 
 def answers_at_once(self, broken, *told):
@@ -149,6 +169,7 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
             property(lambda self: self._patience_s),
         ),
         (coordinators_that_die_with_a_stage, CoordinatorCore, "_check_adopted", sees_nothing),
+        (stages_that_die_before_and_after_a_coordinator, Adoption, "adopt", adopts_as_if_for_the_first_time),
         (connections_that_break, CoordinatorCore, "_on_broken", sees_nothing),
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),

@@ -117,7 +117,7 @@ class Administration:
     def give_up(self) -> None:
         """Who has not said hello by now is gone, and what nobody has told of is bound to nobody."""
         self._awaited.clear()
-        self._served = frozenset()
+        self._served = frozenset[str]()
 
     def arrange(self, args: dict[str, Any]) -> None:
         """Take a new arrangement.

@@ -333,7 +333,7 @@ class CoordinatorCore:
 
     @property
     def _patience_with_strangers_s(self) -> float:
-        """How long to wait for the hello of who may live: never welcomed, it does not know the heartbeat of this one."""
+        """How long to wait for a hello: who was never welcomed does not know the deployment's heartbeat."""
         return MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
 
     def _check_alive(self, name: str, now: float) -> list[Common]:

@@ -69,7 +69,9 @@ class Deployment:
         awaited=(),
     ):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s, 1000)
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas, awaited=awaited)
+        self.core = CoordinatorCore(
+            Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas, awaited=awaited
+        )
         self.heartbeat_s = heartbeat_s
         self.now = 0.0
         self.sent: list[Any] = []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def scenario(*faults: FaultPlan, graph: str, **fields: Any) -> Scenario:
-    """Two requests without time limit, read slowly over narrow edges, of a deployment with one replica of each stage."""
+    """Two requests without time limit, read slowly over narrow edges; one replica of each stage."""
     edges = tuple(RouteEdge(*edge, "text", window_chunks=2, window_bytes=400) for edge in GRAPHS[graph])
     pipeline = Pipeline(graph, graph, (), edges, frozenset(), 8, 8)
     plain = RequestPlan(

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from adapters.chat import read_messages
-from adapters.sampling import SamplingParams, refuse_unhonoured
+from adapters.chat import plain_messages, read_prompt
+from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -56,7 +56,7 @@ HANDOVER_PIECES = 8
 SAMPLER_ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]
 """Temperature before the cuts, as transformers does it; llama.cpp's own order has it last."""
 
-UNHONOURED = ("min_tokens", "stop_token_ids")
+UNHONOURED = ("min_tokens", "stop_token_ids", *EXTRAS)
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,7 +226,7 @@ class LlamaCpp(StreamingEngine):
         async for payload in inputs.port("prompt"):
             if messages:
                 raise BadInput("prompt: a second payload came (allowed: one)", field="prompt")
-            messages = read_messages(payload)
+            messages = plain_messages(read_prompt(payload, "llamacpp"))
         if not messages:
             raise BadInput("prompt: nothing came (allowed: one json payload with messages)", field="prompt")
         if self.options.system_prompt is not None and messages[0]["role"] != "system":

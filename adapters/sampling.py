@@ -6,7 +6,7 @@ by name (`refuse_unhonoured`) instead of accepting a field that does nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -16,9 +16,31 @@ from omni_bus.errors import BadInput
 MAX_STOP_STRINGS = 4
 """OpenAI's limit."""
 
+MAX_LOGPROBS = 20
+"""Candidates for each token: OpenAI's limit, and vLLM's default one."""
+
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 StopStrings: TypeAlias = Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Structure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text must be; exactly one field is set (vLLM's ``structured_outputs``, OpenAI's ``response_format``)."""
+
+    json_object: bool = False
+    """Any JSON object."""
+
+    json: dict[str, Any] | bool | None = None
+    """A value that this JSON Schema allows."""
+
+    regex: str | None = None
+    """A text that this regular expression matches as a whole."""
+
+    choice: Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None = None
+    """One of these texts."""
+
+    grammar: str | None = None
+    """A sentence of this grammar, in the engine's notation (Lark or GBNF)."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +84,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     """Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 does nothing."""
+
+    logit_bias: dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]] = {}
+    """Added to the logits of these tokens, by their ids in decimal."""
+
+    bad_words: Annotated[tuple[StopString, ...], Meta(max_length=64)] = ()
+    """Texts that are never written."""
+
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Log-probabilities of the chosen tokens come with the text, each with this many of the most probable ones."""
+
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    """The same for the prompt's tokens, on the port ``rendered``."""
+
+    token_ids: bool = False
+    """The tokens' ids come with the text."""
+
+    skip_special_tokens: bool = True
+    """Special tokens are no part of the text."""
+
+    include_stop_str_in_output: bool = False
+    """The stop string or token that ended the text is part of it."""
+
+    structure: Structure | None = None
+    """What the text must be."""
+
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    """Cached prefixes are shared only between requests with the same salt."""
+
+    lora: str | None = None
+    """The name of the adapter to answer with; None is the base model."""
+
+
+EXTRAS = (
+    "logit_bias",
+    "bad_words",
+    "logprobs",
+    "prompt_logprobs",
+    "token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "structure",
+    "cache_salt",
+    "lora",
+)
+"""What not every engine can do."""
 
 
 def refuse_unhonoured(params: SamplingParams, names: tuple[str, ...], adapter: str) -> None:

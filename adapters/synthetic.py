@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
-from adapters.chat import read_messages
-from adapters.sampling import SamplingParams, refuse_unhonoured
+from adapters import chat
+from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
 from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, ramp, text_piece, write_picture
 from adapters.synthetic_shapes import Progress, SyntheticSteps, SyntheticStream
 from adapters.synthetic_work import (
@@ -106,7 +106,7 @@ class SyntheticText(SyntheticSteps):
             InputTooLarge: more words than `max_prompt_tokens`.
         """
         params: TextParams = request.params
-        refuse_unhonoured(params, ("stop", "stop_token_ids"), "synthetic-text")
+        refuse_unhonoured(params, ("stop", "stop_token_ids", *EXTRAS), "synthetic-text")
         plan: TextOptions = plan_of(self.options, params)
         text, prompt_tokens = read_prompt(inputs.get("prompt", []))
         if prompt_tokens > plan.max_prompt_tokens:
@@ -162,7 +162,7 @@ def read_prompt(payloads: Sequence[Payload]) -> tuple[str, int]:
             raise BadInput("marker: not a string, or with other fields beside it (allowed: one string)", field="marker")
         marker = payload.value["marker"]
         return marker, len(marker.split())
-    messages = read_messages(payload)
+    messages = chat.plain_messages(chat.read_prompt(payload, "synthetic-text"))
     texts = [message["content"] for message in messages if message["role"] == "user"]
     marker = texts[-1] if texts else messages[-1]["content"]
     return marker, sum(len(message["content"].split()) for message in messages)

@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
-from adapters.chat import read_messages
+from adapters.chat import plain_messages, read_prompt
 from adapters.detokenize import Detokenizer, StopFilter
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
-from adapters.sampling import SamplingParams
+from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
 from adapters.token_choice import TokenChoice
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
@@ -296,7 +296,8 @@ class TransformersText(StepEngine):
         prompts = inputs.get("prompt", [])
         if len(prompts) != 1:
             raise BadInput(f"prompt: {len(prompts)} payloads came (allowed: one)", field="prompt")
-        prompt = self._tokenize(read_messages(prompts[0]))
+        refuse_unhonoured(params, EXTRAS, "transformers")
+        prompt = self._tokenize(plain_messages(read_prompt(prompts[0], "transformers")))
         self._check_params(params, len(prompt))
         ends = self._ends_of(params)
         max_total = self._context_length

@@ -41,7 +41,10 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """How an edge's stream ended well: ``stop``, ``length`` (a token limit) or an engine's own word."""
+    """How an edge's stream ended well: ``stop``, ``length`` (a token limit), ``tool_calls`` or an engine's own word.
+
+    `detail` may have ``stop_reason``: the stop string, or the id of the token, that ended the text.
+    """
 
     reason: str = "stop"
     usage: Usage = Usage()

@@ -79,11 +79,33 @@ SampleFormat: TypeAlias = Literal["s16", "f32"]
 Shape: TypeAlias = tuple[int, ...]
 
 
+class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A token that might have been chosen: its natural log-probability, and the bytes that it stands for."""
+
+    id: int
+    logprob: float
+    raw: bytes
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """A token that was chosen; `logprob` and `candidates` (most probable first) where they were asked for."""
+
+    id: int
+    raw: bytes = b""
+    logprob: float | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+
 class Text(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text"):
-    """A piece of text; pieces of one edge concatenate. Never ends inside a character."""
+    """A piece of text; pieces of one edge concatenate. Never ends inside a character.
+
+    `tokens` are those of this piece, where ids or log-probabilities were asked for; their bytes may run ahead of the
+    text or, where text is held back, behind it.
+    """
 
     text: str
     num_tokens: int = 0
+    tokens: tuple[Token, ...] = ()
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tokens"):
@@ -362,6 +384,17 @@ MAX_IN_HEADER_BYTES = 15 * 1024 * 1024
 """Text and JSON travel in a frame's header, which `codec.MAX_HEADER_BYTES` limits; the rest of a chunk is small."""
 
 
+TOKEN_BYTES = 24
+"""What the numbers of a token or a candidate take in a header, about."""
+
+
+def _size_of_tokens(tokens: tuple[Token, ...]) -> int:
+    return sum(
+        TOKEN_BYTES + len(token.raw) + sum(TOKEN_BYTES + len(candidate.raw) for candidate in token.candidates)
+        for token in tokens
+    )
+
+
 def size_of(payload: Payload) -> int:
     """Return the bytes that flow control charges for a payload.
 
@@ -371,7 +404,8 @@ def size_of(payload: Payload) -> int:
     match payload:
         case Text(text=text):
             # Called several times for each chunk; of ASCII the length is known without encoding it.
-            return HEADER_BYTES + (len(text) if text.isascii() else len(text.encode()))
+            size = HEADER_BYTES + (len(text) if text.isascii() else len(text.encode()))
+            return size + _size_of_tokens(payload.tokens) if payload.tokens else size
         case Tokens(ids=blob):
             return HEADER_BYTES + len(blob)
         case Json(value=value):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from adapters.chat import read_messages
+from adapters.chat import plain_messages, read_prompt
 from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Json, Text
 
@@ -20,14 +20,15 @@ def test_strings_and_text_parts_become_plain_messages() -> None:
         }
     )
 
-    assert read_messages(payload) == [
+    assert plain_messages(read_prompt(payload, "some-engine")) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "One, two."},
         {"role": "assistant", "content": ""},
     ]
 
 
-PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+PICTURE = {"type": "image"}
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -39,14 +40,19 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": ["hello"]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, "tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "f"}}]}, "tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}, "chat_template"),
+        ({"messages": [{"role": "user", "content": "x"}], "text": "x"}, "text"),
+        ({"text": "x"}, "text"),
+        ({"token_ids": [-1]}, "token_ids[0]"),
+        ({"messages": [{"role": "user", "content": "x"}], "colour": 1}, "colour"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
@@ -55,7 +61,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
 )
 def test_other_forms_are_refused_by_place(value: Any, field: str) -> None:
     with pytest.raises(BadInput) as caught:
-        read_messages(Json(value))
+        read_prompt(Json(value), "some-engine")
 
     assert caught.value.field == field
     assert "allowed" in caught.value.message
@@ -63,13 +69,13 @@ def test_other_forms_are_refused_by_place(value: Any, field: str) -> None:
 
 def test_payload_that_is_not_json_is_refused() -> None:
     with pytest.raises(BadInput, match=r"prompt: text came \(allowed: json\)"):
-        read_messages(Text("hello"))
+        read_prompt(Text("hello"), "some-engine")
 
 
 def test_refusal_does_not_repeat_the_prompt() -> None:
     secret = "my password is swordfish, and this goes on for a while"
 
     with pytest.raises(BadInput) as caught:
-        read_messages(Json({"messages": secret}))
+        read_prompt(Json({"messages": secret}), "some-engine")
 
     assert "swordfish" not in caught.value.message

@@ -18,6 +18,7 @@ from omni_bus.wire.payloads import (
     SAMPLE_BYTES,
     Audio,
     Blob,
+    Candidate,
     Codes,
     Hidden,
     Image,
@@ -27,6 +28,7 @@ from omni_bus.wire.payloads import (
     Payload,
     Tensor,
     Text,
+    Token,
     Tokens,
     Video,
 )
@@ -94,8 +96,17 @@ def codes(draw: st.DrawFn) -> Codes:
     return Codes(n, books, draw(st.floats(0.1, 1000)), draw(blobs(n * books * 4)))
 
 
+candidates = st.builds(Candidate, counts, st.floats(allow_nan=False), st.binary(max_size=8))
+tokens = st.builds(
+    Token,
+    counts,
+    st.binary(max_size=8),
+    st.none() | st.floats(allow_nan=False),
+    st.lists(candidates, max_size=3).map(tuple),
+)
+
 payloads: st.SearchStrategy[Payload] = st.one_of(
-    st.builds(Text, texts, counts),
+    st.builds(Text, texts, counts, st.lists(tokens, max_size=3).map(tuple)),
     st.integers(0, 20).flatmap(lambda n: blobs(n * 4)).map(Tokens),
     arrays().map(lambda array: Tensor(*array)),  # type: ignore[arg-type]
     audio(),

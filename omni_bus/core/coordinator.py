@@ -20,6 +20,7 @@ from omni_bus.core.health import Health
 from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
+from omni_bus.core.pipeline import IN
 from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.roster import Roster
@@ -392,6 +393,7 @@ class CoordinatorCore:
             is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
         """
         self._membership.leave(actor)
+        self._bindings.forget(actor.sender)
         self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
@@ -666,7 +668,11 @@ class CoordinatorCore:
                 self._held[request] = None
             return []
         self._held.pop(request, None)
-        stages = {name: self._bindings.bind(found) for name, found in replicas.items()}
+        entries = {edge.target for edge in entry.edges if edge.source == IN}
+        stages = {
+            name: self._bindings.bind(name, found, entry.submit, entry.pipeline.routing, is_entry=name in entries)
+            for name, found in replicas.items()
+        }
         entry.route = Route(
             request=request,
             pipeline=entry.pipeline.name,
@@ -737,7 +743,7 @@ class CoordinatorCore:
 
     def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""
-        self._bindings.release(entry.pending.pop(stage).sender)
+        self._bindings.release(entry.pending.pop(stage).sender, entry.submit)
 
     def _settle(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """End a request once no stage holds anything of it."""

@@ -68,6 +68,9 @@ class RequestPlan(msgspec.Struct):
     has_bad_params: bool
     key: str = ""
     input_bytes: int = 0
+    tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    session: str = ""
 
 
 class FaultPlan(msgspec.Struct):
@@ -196,6 +199,9 @@ def _give_callers(scenario: Scenario, rng: Random) -> None:
         for plan in plans:
             plan.key = rng.choice(("", "a", "a", "b"))
             plan.input_bytes = rng.choice((0, 1, 60, 101))
+            plan.tokens = rng.choice((0, 1, 1000))
+            plan.prefix = tuple(range(rng.choice((0, 1, 3))))
+            plan.session = rng.choice(("", "", "s", "t"))
 
 
 def draw(rng: Random) -> Scenario:

@@ -263,6 +263,9 @@ class Submit(Frame, frozen=True):
 
     Higher priority goes first. `input_bytes` is what the client holds for the request while it waits. Whoever does not
     know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
+
+    What helps to choose replicas: `tokens` that prompt and answer may come to (0: not known); `prefix`, hashes of the
+    prompt's beginning (`omni_bus.wire.prefix`); `session`, whose requests stay together.
     """
 
     request: RequestId
@@ -274,6 +277,9 @@ class Submit(Frame, frozen=True):
     trace: str = ""
     input_bytes: int = 0
     attempt: int = 0
+    tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    session: str = ""
 
 
 class Admit(Frame, frozen=True):

@@ -356,6 +356,7 @@ class BusClient:
         key: str = "",
         trace: str = "",
         input_bytes: int = 0,
+        wants_metrics: bool = False,
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -368,6 +369,7 @@ class BusClient:
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
             input_bytes: what is held for the request until it is admitted.
+            wants_metrics: the ends of outputs say what the stages did, as ``detail["metrics"]``.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
@@ -375,7 +377,17 @@ class BusClient:
         request = Request(self, new_request_id())
         self.requests[request.id] = request
         request.limit(timeout_s)
-        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
+        submit = Submit(
+            request.id,
+            pipeline,
+            tuple(outputs),
+            priority,
+            timeout_s,
+            key,
+            trace,
+            input_bytes,
+            wants_metrics=wants_metrics,
+        )
         self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
         return request

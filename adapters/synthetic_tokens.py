@@ -6,11 +6,13 @@ into text anywhere. Usage goes on counting words.
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Audio, Blob, Candidate, Image, Tensor, Token, Video
@@ -126,8 +128,10 @@ def calls_of(prompt: Prompt, marker: str) -> list[ToolCallDelta]:
 
 def embedding(text: str) -> Tensor:
     """Return a vector of length one, the same for the same text."""
-    drawn = np.random.default_rng(zlib.crc32(text.encode("utf-8", "replace"))).standard_normal(WIDTH)
-    return Tensor("float32", (WIDTH,), Blob((drawn / np.linalg.norm(drawn)).astype("<f4").tobytes()))
+    source = Random(zlib.crc32(text.encode("utf-8", "replace")))
+    drawn = [source.gauss() for _ in range(WIDTH)]
+    norm = math.hypot(*drawn)
+    return Tensor("float32", (WIDTH,), Blob(struct.pack(f"<{WIDTH}f", *(number / norm for number in drawn))))
 
 
 def as_value(struct: msgspec.Struct) -> Any:

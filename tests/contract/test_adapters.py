@@ -52,8 +52,6 @@ class Sample(msgspec.Struct, frozen=True):
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
     """Parameters with which `inputs` fail later than at once, where the adapter can do that."""
-    quiet: frozenset[str] = frozenset()
-    """Ports on which these inputs put nothing out."""
     streamed_port: str = ""
     """The input port whose pieces must come out while more come in, if there is one."""
     is_exact: bool = True
@@ -130,13 +128,7 @@ SAMPLES: dict[str, Sample] = {
         is_model=True,
     ),
     "synthetic-text": Sample(
-        _chat("left"),
-        _chat("right"),
-        _NOT_CHAT,
-        {"tokens": 0},
-        params={"tokens": 5},
-        failing_params=_FAILS,
-        quiet=frozenset({"reasoning", "tool_calls"}),
+        _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS
     ),
     "synthetic-relay": Sample(
         _words("one ", "two ", "three"),

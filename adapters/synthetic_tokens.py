@@ -135,5 +135,5 @@ def embedding(text: str) -> Tensor:
 
 
 def as_value(struct: msgspec.Struct) -> Any:
-    """Return a Struct as the value of a `Json` payload; bytes stay bytes."""
-    return msgspec.to_builtins(struct, builtin_types=(bytes,))
+    """Return a Struct as the value of a `Json` payload, which has no bytes: they become base64."""
+    return msgspec.to_builtins(struct)

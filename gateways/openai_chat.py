@@ -128,12 +128,13 @@ class ChatRoute:
     async def calls_of(self, chat: Chat, caller: str) -> list[Call]:
         """Return the requests on the bus that a chat comes to, one for each choice; reads its media first."""
         inputs = await prompt_inputs(chat.pipeline, chat.outputs, chat.prompt, chat.conversation, self._media, caller)
+        # What the prompt came to is the same for all: the first one tells it.
+        others = tuple(port for port in chat.outputs if port != "rendered")
         return [
             Call(
                 pipeline=chat.pipeline.name,
-                # What the prompt came to is the same for all.
-                outputs=chat.outputs if i == 0 else tuple(port for port in chat.outputs if port != "rendered"),
-                params=for_choice(chat.params, i),
+                outputs=others if i else chat.outputs,
+                params=for_choice(chat.params, i, without=("prompt_logprobs",)),
                 inputs=inputs,
                 priority=chat.priority,
                 wants_metrics=chat.has_metrics,

@@ -81,7 +81,9 @@ class CompletionsRoute:
                 return await self._stream(request, asked, calls, answer_id)
             choices = await collect(self._client, calls, terms_of(request), self._options.max_answer_bytes)
         except BadInput as error:
-            names = PARAMS | {"structure": asked.structure_field, "text": "prompt", "messages": "prompt"}
+            names = {"structure": asked.structure_field, "text": "prompt", "messages": "prompt"}
+            # Both a parameter of engines and a form of prompts have this name.
+            names["token_ids"] = PARAMS["token_ids"] if asked.returns_token_ids else "prompt"
             raise renamed(error, asked.pipeline, names, prompt="prompt") from error
         return json_response(_document(asked, choices, answer_id))
 

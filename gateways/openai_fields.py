@@ -277,12 +277,24 @@ def stage_params(
     return found
 
 
-def for_choice(params: dict[str, dict[str, Any]], index: int) -> dict[str, dict[str, Any]]:
-    """Return the parameters of the choice at `index`: with a seed, each choice draws numbers of its own."""
-    return {
-        stage: given | {"seed": (given["seed"] + index) % (MAX_SEED + 1)} if isinstance(given.get("seed"), int) else given
-        for stage, given in params.items()
-    }
+def for_choice(
+    params: dict[str, dict[str, Any]], index: int, without: tuple[str, ...] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return the parameters of a prompt's choice at `index`: with a seed each draws numbers of its own.
+
+    Args:
+        params: of the first choice, by stage.
+        index: of the choice.
+        without: parameters that only the first choice has.
+    """
+    return {stage: _for_choice(own, index, without) for stage, own in params.items()} if index else params
+
+
+def _for_choice(own: dict[str, Any], index: int, without: tuple[str, ...]) -> dict[str, Any]:
+    found = {name: value for name, value in own.items() if name not in without}
+    if isinstance(found.get("seed"), int):
+        found["seed"] = (found["seed"] + index) % (MAX_SEED + 1)
+    return found
 
 
 def check_numbers(name: str, value: Any) -> None:

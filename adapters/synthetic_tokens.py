@@ -1,4 +1,4 @@
-"""Tokens, calls, thoughts and vectors of `adapters.synthetic.SyntheticText`: marks that a test can foretell, no model's.
+"""Tokens, calls and vectors of `adapters.synthetic.SyntheticText`: marks that a test can foretell, no model's.
 
 The vocabulary of prompts is pieces of at most three bytes; an id says its bytes, so that any tokens can be turned back
 into text anywhere. Usage goes on counting words.
@@ -43,7 +43,9 @@ def piece_of(token: int) -> bytes:
     """
     raw = token.to_bytes(4).lstrip(b"\0")
     if len(raw) < 2 or raw[0] != 1:
-        raise BadInput(f"token_ids: {token} is no token of this vocabulary (allowed: those of a text)", field="token_ids")
+        raise BadInput(
+            f"token_ids: {token} is no token of this vocabulary (allowed: those of a text)", field="token_ids"
+        )
     return raw[1:]
 
 

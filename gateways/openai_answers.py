@@ -277,7 +277,7 @@ class ChunkChoice(_Exact, frozen=True):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     audio_metadata: AudioMetadata | msgspec.UnsetType = msgspec.UNSET
 

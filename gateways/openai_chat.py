@@ -185,9 +185,7 @@ async def prompt_inputs(
     return found | {port: read.get(port, []) for port in inputs_for(pipeline, outputs) if port != MESSAGES}
 
 
-async def collect(
-    client: BusClient, calls: Sequence[Call], terms: Terms, max_bytes: int
-) -> list[Choice]:
+async def collect(client: BusClient, calls: Sequence[Call], terms: Terms, max_bytes: int) -> list[Choice]:
     """Run calls to their ends and return what came, by call.
 
     Raises:
@@ -261,7 +259,7 @@ class _ChatStream:
                     await self._write(index, chunks.finish(index, modality, ends, metrics))
 
     async def _write(self, index: int, chunk: bytes) -> None:
-        """Send a chunk, after the choice's role if it is the first; only if text was asked for, sound brings its own."""
+        """Send a chunk, after the choice's role if it is the first; sound alone brings its own."""
         if index not in self._begun and self._chat.modalities != ("audio",):
             await self._begin(index, self._chunks.role(index))
         await self._stream.send(chunk)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from gateways.fan_out import Call
-    from gateways.openai_chat_body import Chat
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
 

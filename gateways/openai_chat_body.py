@@ -73,9 +73,9 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=65_536, description="a string of 1 to 65536 characters")] | None
     ) = None
     chat_template_kwargs: Object | None = None
-    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=64, description="none, low, medium, high")] | None = (
-        None
-    )
+    reasoning_effort: (
+        Annotated[str, Meta(min_length=1, max_length=64, description="none, low, medium, high")] | None
+    ) = None
     mm_processor_kwargs: Object | None = None
 
 

@@ -127,7 +127,9 @@ def _document(asked: Completion, choices: list[Choice], answer_id: str) -> dict[
     found = [
         _choice(asked, prompt, i * asked.n + j, choice)
         for i, (prompt, of_prompt) in enumerate(zip(asked.prompts, by_prompt, strict=True))
-        for j, choice in enumerate(sorted(of_prompt, key=_mean_logprob, reverse=True)[: asked.n] if _ranks(asked) else of_prompt)
+        for j, choice in enumerate(
+            sorted(of_prompt, key=_mean_logprob, reverse=True)[: asked.n] if _ranks(asked) else of_prompt
+        )
     ]
     return {
         "id": answer_id,
@@ -177,12 +179,10 @@ def _echoed(asked: Completion, prompt: dict[str, Any], rendered: Rendered | None
     """Return what the answer begins with: the prompt as it came, or what its tokens say."""
     if not asked.echo:
         return ""
-    return prompt["text"] if "text" in prompt else rendered.text if rendered is not None else ""
+    return prompt.get("text") or (rendered.text if rendered is not None else "")
 
 
-def _logprobs(
-    asked: Completion, tokens: list[Token], rendered: Rendered | None, offset: int
-) -> dict[str, Any] | None:
+def _logprobs(asked: Completion, tokens: list[Token], rendered: Rendered | None, offset: int) -> dict[str, Any] | None:
     if asked.logprobs is None:
         return None
     own = completion_logprobs(tokens, asked.logprobs, offset)

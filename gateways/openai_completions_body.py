@@ -58,9 +58,7 @@ class CompletionFields(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1, description="an integer, at least 0")] = 16
     logprobs: Candidates | None = None
     echo: Bool = False
-    best_of: (
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}")] | None
-    ) = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}")] | None = None
     add_special_tokens: Bool | None = None
 
 
@@ -185,9 +183,7 @@ def _outputs(
     wants_rendered = False
     for name, is_wanted in needs.items():
         if is_wanted and "rendered" not in pipeline.outputs:
-            raise BadInput(
-                f"{name}: {pipeline.serve_as} does not tell its prompts' tokens (allowed: null)", field=name
-            )
+            raise BadInput(f"{name}: {pipeline.serve_as} does not tell its prompts' tokens (allowed: null)", field=name)
         if is_wanted and name == "prompt_logprobs" and shared.stream:
             raise refusal(name, body[name], "null, with stream")
         wants_rendered |= is_wanted

@@ -52,7 +52,9 @@ OPERATION = openapi.Operation(
 class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True):
     """All fields."""
 
-    input: Annotated[str | list[Any], Meta(description="a string, a list of token ids, or a list of 1 to 1024 of either")]
+    input: Annotated[
+        str | list[Any], Meta(description="a string, a list of token ids, or a list of 1 to 1024 of either")
+    ]
     model: String | None = None
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="float, base64")] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=65_536, description="an integer, at least 1")] | None = None

@@ -86,7 +86,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: (
         Annotated[
             str,
-            Meta(min_length=1, max_length=128, pattern=r"^[^@/\\]*$", description="1 to 128 characters, none of @ / \\"),
+            Meta(
+                min_length=1, max_length=128, pattern=r"^[^@/\\]*$", description="1 to 128 characters, none of @ / \\"
+            ),
         ]
         | None
     ) = None
@@ -333,4 +335,4 @@ def harmless_properties(only: Mapping[str, tuple[tuple[Any, ...], str]] = ONLY) 
     found: dict[str, Any] = {
         name: {"enum": list(harmless), "description": f"only {words}"} for name, (harmless, words) in only.items()
     }
-    return found | dict.fromkeys(INERT, {"description": "asks for nothing"})
+    return found | {name: {"description": "asks for nothing"} for name in INERT}

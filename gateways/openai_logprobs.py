@@ -92,9 +92,7 @@ def finite(logprob: float | None) -> float:
     return LEAST if logprob is None or not math.isfinite(logprob) else max(logprob, LEAST)
 
 
-def _add(
-    found: dict[str, Any], token: str, logprob: float | None, top: dict[str, float] | None, offset: int
-) -> int:
+def _add(found: dict[str, Any], token: str, logprob: float | None, top: dict[str, float] | None, offset: int) -> int:
     found["tokens"].append(token)
     found["token_logprobs"].append(logprob)
     found["top_logprobs"].append(top)

@@ -225,7 +225,9 @@ class _Reader:
             found.setdefault("reasoning", text)
         return found
 
-    def _content(self, message: dict[str, Any], place: str, *, may_be_absent: bool) -> str | list[dict[str, Any]] | None:
+    def _content(
+        self, message: dict[str, Any], place: str, *, may_be_absent: bool
+    ) -> str | list[dict[str, Any]] | None:
         content = message.get("content")
         if content is None and message.get("role") == "assistant":
             # An earlier answer of ours, as SDKs send it back: what was only spoken is in its transcript.
@@ -238,9 +240,7 @@ class _Reader:
             case str():
                 return content
             case [_, *_]:
-                parts = [
-                    part for i, each in enumerate(content) for part in self._part(each, f"{place}.content[{i}]")
-                ]
+                parts = [part for i, each in enumerate(content) for part in self._part(each, f"{place}.content[{i}]")]
                 if all(part["type"] == "text" for part in parts):
                     return "".join(part["text"] for part in parts)
                 return parts
@@ -341,7 +341,9 @@ def file_ids_of(given: list[Any]) -> list[str]:
         for message in given
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         for part in message["content"]
-        if isinstance(part, dict) and isinstance(part.get("file"), dict) and isinstance(part["file"].get("file_id"), str)
+        if isinstance(part, dict)
+        and isinstance(part.get("file"), dict)
+        and isinstance(part["file"].get("file_id"), str)
     ]
 
 
@@ -359,7 +361,8 @@ def _tool_calls(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
         field = place + where.rstrip("`")
         raise BadInput(f"{field}: {words} (allowed: calls with 'id' and 'function')", field=field) from None
     return [
-        {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}} for call in found
+        {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}}
+        for call in found
     ]
 
 

@@ -1,4 +1,4 @@
-"""``metrics`` of an answer: what each stage did for it, under vLLM-Omni's names. A figure that nobody knows is absent."""
+"""``metrics`` of an answer: what each stage did for it, by vLLM-Omni's names. A figure that nobody knows is absent."""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Of the field of this name."""
 
-    type: Annotated[
-        Literal["text", "json_object", "json_schema"], Meta(description="text, json_object, json_schema")
-    ]
+    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object, json_schema")]
     json_schema: Object | None = None
 
 
@@ -77,7 +75,8 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     tool_choice: (
-        Annotated[str | dict[str, Any], Meta(description="'none', 'auto', 'required' or a function of the tools")] | None
+        Annotated[str | dict[str, Any], Meta(description="'none', 'auto', 'required' or a function of the tools")]
+        | None
     ) = None
     parallel_tool_calls: Bool | None = None
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gateways import openapi
+from gateways.fan_out import Call
 from gateways.fields import names_of, read_fields, refusal, refuse_unknown
 from gateways.http import KEY_NAME, json_response, read_json, terms_of
 from gateways.openai_answers import Detokenized, Tokenized
@@ -18,7 +19,6 @@ from gateways.openai_messages import Conversation, file_ids_of, message_schema, 
 from gateways.openai_models import can_render, find_model, inputs_for
 from gateways.openai_refusals import renamed
 from gateways.openai_structure import Tools, read_tools
-from gateways.fan_out import Call
 from omni_bus.errors import BadFrame, BadInput
 
 if TYPE_CHECKING:

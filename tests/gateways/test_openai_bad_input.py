@@ -117,7 +117,7 @@ async def test_every_field_of_every_route_bears_any_value(able: Running, path: s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_limits_of_the_model_are_told_before_an_answer_begins(able: Running, stream: bool) -> None:
+async def test_limits_of_the_model_are_told_before_an_answer_begins(able: Running, *, stream: bool) -> None:
     messages = [{"role": "user", "content": "word " * 1001}]
     status, document = await post(able, CHAT, {"messages": messages, "stream": stream})
 

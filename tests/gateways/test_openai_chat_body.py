@@ -223,7 +223,9 @@ def test_bad_value_is_refused_with_field_and_allowed(name: str, value: Any) -> N
 
 def test_table_of_refusals_has_every_field() -> None:
     declared = {
-        field for struct in (ChatFields, Template, Tools, Shared, Sampling, Speech) for field in struct.__struct_fields__
+        field
+        for struct in (ChatFields, Template, Tools, Shared, Sampling, Speech)
+        for field in struct.__struct_fields__
     }
 
     assert declared == {name for name, _ in BAD}
@@ -236,7 +238,9 @@ def test_null_means_absent() -> None:
     assert (chat.params, chat.prompt, chat.n) == ({}, {}, 1)
 
 
-@pytest.mark.parametrize(("name", "near"), [("temprature", "'temperature'"), ("max_token", "'max_tokens'"), ("zzz", "")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("temprature", "'temperature'"), ("max_token", "'max_tokens'"), ("zzz", "")]
+)
 def test_unknown_field_is_refused_by_name(name: str, near: str) -> None:
     error = refusal_of(**{name: 1})
 
@@ -432,7 +436,10 @@ def test_reasoning_comes_unless_it_is_not_wanted() -> None:
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, {"json": SCHEMA}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, {"json_object": True}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
         ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
@@ -469,7 +476,10 @@ def _schema_format(schema: Any) -> dict[str, Any]:
         ({"type": "json_schema", "json_schema": {"name": "a b"}}, "response_format.json_schema.name"),
         (_schema_format([]), "response_format.json_schema.schema"),
         (_schema_format({"type": "objekt"}), "response_format.json_schema.schema.type"),
-        (_schema_format({"properties": {"a": {"minimum": "x"}}}), "response_format.json_schema.schema.properties.a.minimum"),
+        (
+            _schema_format({"properties": {"a": {"minimum": "x"}}}),
+            "response_format.json_schema.schema.properties.a.minimum",
+        ),
         (_schema_format({"$ref": "#/nowhere"}), "response_format.json_schema.schema"),
         (_schema_format({"$ref": "http://127.0.0.1/x"}), "response_format.json_schema.schema"),
         (_schema_format({"$ref": "file:///etc/passwd"}), "response_format.json_schema.schema"),
@@ -546,7 +556,10 @@ def test_single_calls_are_asked_for() -> None:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function.x"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "description": 1}}]}, "tools[0].function.description"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "description": 1}}]},
+            "tools[0].function.description",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "objekt"}}}]},
             "tools[0].function.parameters.type",
@@ -557,7 +570,10 @@ def test_single_calls_are_asked_for() -> None:
         ),
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice.function.name",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ],

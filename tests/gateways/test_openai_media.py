@@ -1,4 +1,4 @@
-"""Pictures, sound and video in chat: every way that a message can bring them, and what is refused before a stage sees it."""
+"""Pictures, sound and video in chat: every way that a message can bring them, and what never reaches a stage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ async def seen(deployment: Running, *parts: Any) -> str:
 
 
 async def test_every_kind_reaches_the_stage(able: Running) -> None:
-    sound = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sounds()["wav"]).decode(), "format": "wav"}}
+    sound = {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(sounds()["wav"]).decode(), "format": "wav"},
+    }
     linked = {"type": "audio_url", "audio_url": {"url": data_url(sounds()["mp3"], "audio/mpeg")}}
     film = {"type": "video_url", "video_url": {"url": data_url(videos()["mp4-h264"], "video/mp4")}}
 
@@ -155,7 +158,9 @@ BOMB = png(60_000, 60_000, num_rows=1)
         ({"type": "video_url", "video_url": {"url": data_url(sounds()["wav"])}}, 400, "video_url.url"),
     ],
 )
-async def test_media_that_can_not_be_read_never_reach_a_stage(able: Running, part: Any, status: int, place: str) -> None:
+async def test_media_that_can_not_be_read_never_reach_a_stage(
+    able: Running, part: Any, status: int, place: str
+) -> None:
     found, document = await post(able, CHAT, {"messages": asked(part)})
 
     assert (found, document["error"]["code"]) == (status, status), document

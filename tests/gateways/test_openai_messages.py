@@ -58,7 +58,13 @@ def test_text_parts_become_one_text() -> None:
 
 
 def test_answer_of_ours_can_be_sent_back() -> None:
-    answered = {"role": "assistant", "content": "Hi.", "refusal": None, "audio": {"id": "a", "data": "UklG"}, "name": None}
+    answered = {
+        "role": "assistant",
+        "content": "Hi.",
+        "refusal": None,
+        "audio": {"id": "a", "data": "UklG"},
+        "name": None,
+    }
     spoken = {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Hey."}, "tool_calls": []}
     refused = {"role": "assistant", "content": None, "refusal": "No.", "annotations": []}
 
@@ -90,7 +96,10 @@ def test_reasoning_and_names_are_passed_on() -> None:
     ("part", "source"),
     [
         (IMAGE, Source(port="images", place="messages[0].content[1].image_url.url", url="data:image/png;base64,AA==")),
-        ({"image_url": "http://x/y"}, Source(port="images", place="messages[0].content[1].image_url", url="http://x/y")),
+        (
+            {"image_url": "http://x/y"},
+            Source(port="images", place="messages[0].content[1].image_url", url="http://x/y"),
+        ),
         (
             {"type": "image_url", "image_url": {"url": "file:///a", "detail": "low"}},
             Source(port="images", place="messages[0].content[1].image_url.url", url="file:///a"),
@@ -130,7 +139,6 @@ def test_sound_for_another_stage_leaves_no_part_in_the_messages(part: Any) -> No
 
 
 def test_messages_are_what_stages_read() -> None:
-
 
     found = read(user("a", IMAGE), {"role": "assistant", "content": "b", "reasoning": "c"})
 

@@ -112,8 +112,9 @@ async def test_bad_tokens_are_refused(able: Running, body: dict[str, Any], param
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_model_without_a_tokenizer_is_not_found(able: Running, path: str) -> None:
-    status, document = await post(able, path, {"prompt": "a", "model": "plain"} if path == "/tokenize" else
-                                  {"tokens": [1], "model": "plain"})
+    status, document = await post(
+        able, path, {"prompt": "a", "model": "plain"} if path == "/tokenize" else {"tokens": [1], "model": "plain"}
+    )
 
     assert (status, document["error"]["param"]) == (404, "model")
 

@@ -356,6 +356,9 @@ class BusClient:
         key: str = "",
         trace: str = "",
         input_bytes: int = 0,
+        tokens: int = 0,
+        prefix: tuple[int, ...] = (),
+        session: str = "",
         wants_metrics: bool = False,
     ) -> Request:
         """Run a request; returns when it is admitted.
@@ -369,6 +372,9 @@ class BusClient:
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
             input_bytes: what is held for the request until it is admitted.
+            tokens: what prompt and answer may come to; 0 is not known.
+            prefix: of the prompt, for replicas that have it cached (`omni_bus.wire.prefix`).
+            session: requests with the same name and key stay with their replicas.
             wants_metrics: the ends of outputs say what the stages did, as ``detail["metrics"]``.
 
         Raises:
@@ -383,9 +389,12 @@ class BusClient:
             tuple(outputs),
             priority,
             timeout_s,
-            key,
-            trace,
-            input_bytes,
+            key=key,
+            trace=trace,
+            input_bytes=input_bytes,
+            tokens=tokens,
+            prefix=prefix,
+            session=session,
             wants_metrics=wants_metrics,
         )
         self.perform(self.core.submit(submit, params or {}, self._driver.now))

@@ -328,10 +328,11 @@ def _file(part: dict[str, Any], place: str, uploaded: Mapping[str, str]) -> Sour
             allowed = "the id of a picture, a sound or a video that you have uploaded"
             raise refusal(f"{inner}.file_id", file_id, allowed)
         return Source(port=port, place=f"{inner}.file_id", file_id=file_id)
-    kind = data[5:64].partition("/")[0].strip().lower() if isinstance(data, str) and data[:5].lower() == "data:" else ""
+    url = data if isinstance(data, str) else ""
+    kind = url[5:64].partition("/")[0].strip().lower() if url[:5].lower() == "data:" else ""
     if kind not in _PORT_OF_MEDIA_TYPE:
         raise refusal(f"{inner}.file_data", data, "a data URL of a picture, a sound or a video")
-    return Source(port=_PORT_OF_MEDIA_TYPE[kind], place=f"{inner}.file_data", url=data)
+    return Source(port=_PORT_OF_MEDIA_TYPE[kind], place=f"{inner}.file_data", url=url)
 
 
 def file_ids_of(given: list[Any]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import math
+import sys
+from array import array
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from gateways import openapi
@@ -110,15 +112,15 @@ class EmbeddingsRoute:
             }
         )
 
-    async def _collect(self, calls: Sequence[Call], terms: Terms) -> tuple[list[np.ndarray], int]:
+    async def _collect(self, calls: Sequence[Call], terms: Terms) -> tuple[list[array[float]], int]:
         """Return a vector for each call, and the tokens of all inputs."""
-        vectors: dict[int, np.ndarray] = {}
+        vectors: dict[int, array[float]] = {}
         usages: dict[int, Usage] = {}
         async with aclosing(run_all(self._client, calls, terms)) as events:
             async for index, event in events:
                 match event:
                     case Item(payload=Tensor(dtype="float32", shape=(_,), data=data)) if index not in vectors:
-                        vectors[index] = np.frombuffer(data.view, "<f4").copy()
+                        vectors[index] = _floats(data.view)
                     case Item():
                         raise BadFrame("embedding: another payload came (allowed: one float32 tensor of one dimension)")
                     case End(finish=finish):
@@ -128,21 +130,34 @@ class EmbeddingsRoute:
         return [vectors[i] for i in range(len(calls))], sum(usage.prompt_tokens for usage in usages.values())
 
 
-def _cut(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
+def _floats(raw: memoryview) -> array[float]:
+    """Return numbers that came little-endian."""
+    found = array("f", bytes(raw))
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def _cut(vector: array[float], dimensions: int | None) -> array[float]:
     """Return the first numbers of a vector, of length one again (what models trained for it are made to bear)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     if dimensions > len(vector):
         raise refusal("dimensions", dimensions, f"an integer from 1 to {len(vector)}, the model's own")
     first = vector[:dimensions]
-    norm = float(np.linalg.norm(first))
-    return first / np.float32(norm) if norm > 0 else first
+    norm = math.hypot(*first)
+    return array("f", [number / norm for number in first]) if norm > 0 else first
 
 
-def _written(vector: np.ndarray, fmt: str) -> list[float] | str:
-    if not np.isfinite(vector).all():
+def _written(vector: array[float], fmt: str) -> list[float] | str:
+    if not all(map(math.isfinite, vector)):
         raise BadFrame("embedding: it holds numbers that are none")
-    return vector.tolist() if fmt == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+    if fmt == "float":
+        return vector.tolist()
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode("ascii")
 
 
 def schema() -> dict[str, Any]:

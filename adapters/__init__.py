@@ -5,6 +5,7 @@ ADAPTERS: dict[str, str] = {
     "transformers": "adapters.transformers_text:TransformersText",
     "transformers-embedding": "adapters.transformers_embedding:TransformersEmbedding",
     "transformers-image-text": "adapters.transformers_image_text:TransformersImageText",
+    "openai": "adapters.remote_openai:RemoteOpenAI",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.detokenize import Detokenizer, StopFilter
 from adapters.logprobs import logprobs_of
-from adapters.tool_calls import Said
+from adapters.reasoning import Piece
 from omni_bus.errors import StageFailed
 from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Json, Payload, Text, Token
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.reasoning import ThinkingFilter
+    from adapters.answer_parts import AnswerParts
     from adapters.sampling import SamplingParams
     from adapters.token_choice import TokenChoice
-    from adapters.tool_calls import CallFilter
     from adapters.vocabulary import Vocabulary
 
 Outputs: TypeAlias = list[tuple[str, Payload]]
@@ -47,8 +46,7 @@ class Answer:
         *,
         vocabulary: Vocabulary,
         choice: TokenChoice,
-        thinking: ThinkingFilter | None = None,
-        calls: CallFilter | None = None,
+        parts: AnswerParts,
     ) -> None:
         """Begin.
 
@@ -58,17 +56,15 @@ class Answer:
             limits: where it ends.
             vocabulary: of the tokens.
             choice: how the next one is chosen.
-            thinking: tells reasoning from the answer, where the model's is read.
-            calls: tells calls from the answer, where the request may have them.
+            parts: tells reasoning and calls from the answer.
         """
         self._outputs = outputs
         self._params = params
         self._limits = limits
         self._vocabulary = vocabulary
         self._choice = choice
-        self._thinking = thinking
-        self._calls = calls
-        self._is_free = thinking is not None and thinking.is_thinking
+        self._parts = parts
+        self._is_free = parts.is_thinking
         self._detokenizer = Detokenizer(
             vocabulary.tokenizer.backend_tokenizer, skip_special_tokens=params.skip_special_tokens
         )
@@ -103,7 +99,7 @@ class Answer:
         if not abs(best) < float("inf"):
             raise StageFailed(f"the model computed {best} as a logit")
         # A structure is the answer's: it begins after reasoning that the prompt began, and then holds to the end.
-        self._is_free = self._is_free and self._thinking is not None and self._thinking.is_thinking
+        self._is_free = self._is_free and self._parts.is_thinking
         token_id = argmax if self.is_argmax else self._choice.choose(logits, is_free=self._is_free)
         self.token_ids.append(token_id)
         self._num_unsent += 1
@@ -136,7 +132,7 @@ class Answer:
         if len(self.token_ids) >= self._limits.max_tokens:
             return self._end(text, "length", {})
         outputs = self._sorted(text)
-        if self._calls is not None and self._calls.is_full:
+        if self._parts.is_full:
             return outputs, self._finish("stop", {})
         return outputs, None
 
@@ -151,36 +147,21 @@ class Answer:
         return outputs, self._finish(reason, detail)
 
     def _finish(self, reason: str, detail: dict[str, Any]) -> Finish:
-        if reason == "stop" and self._calls is not None and self._calls.num_calls:
+        if reason == "stop" and self._parts.num_calls:
             reason = "tool_calls"
         return Finish(reason, Usage(self._limits.num_prompt_tokens, len(self.token_ids)), detail)
 
     def _sorted(self, text: str, *, is_last: bool = False) -> Outputs:
         """Return a text's parts, each on its port."""
-        if self._thinking is None:
-            return self._called(text, is_last=is_last)
-        pieces = self._thinking.feed(text)
+        parts = self._parts.feed(text)
         if is_last:
-            pieces += self._thinking.flush()
+            parts += self._parts.flush()
         outputs: Outputs = []
-        for port, piece in pieces:
-            outputs += self._emitted(port, piece) if port == "reasoning" else self._called(piece)
-        if is_last:
-            outputs += self._called("", is_last=True)
-        return outputs
-
-    def _called(self, text: str, *, is_last: bool = False) -> Outputs:
-        if self._calls is None:
-            return self._emitted("text", text) if text else []
-        found = self._calls.feed(text)
-        if is_last:
-            found += self._calls.flush()
-        outputs: Outputs = []
-        for item in found:
-            if isinstance(item, Said):
-                outputs += self._emitted("text", item.text)
+        for part in parts:
+            if isinstance(part, Piece):
+                outputs += self._emitted(part.port, part.text)
             elif "tool_calls" in self._outputs:
-                outputs.append(("tool_calls", Json(msgspec.to_builtins(item))))
+                outputs.append(("tool_calls", Json(msgspec.to_builtins(part))))
         return outputs
 
     def _emitted(self, port: str, text: str) -> Iterable[tuple[str, Payload]]:

@@ -61,9 +61,11 @@ class ChatTemplate:
         template = self._template(prompt)
         tools = [] if prompt.tool_choice == "none" else prompt.tools
         variables = self._variables(prompt, template)
-        messages = [self._message(message, i) for i, message in enumerate(prompt.messages)]
+        messages = [
+            as_template_reads(message, i, keeps_parts=self._keeps_parts) for i, message in enumerate(prompt.messages)
+        ]
         if not _reads(template, "tools"):
-            messages = _with_tools_as_text(messages, tools)
+            messages = with_tools_as_text(messages, tools)
             tools = []
         if prompt.documents:
             variables["documents"] = prompt.documents
@@ -114,21 +116,30 @@ class ChatTemplate:
                 raise BadInput(f"{name}: the model's chat template reads none (allowed: nothing)", field=name)
         return variables
 
-    def _message(self, message: Message, index: int) -> dict[str, Any]:
-        """Return a message as templates of transformers read it."""
-        value: dict[str, Any] = msgspec.to_builtins(message)
-        if not self._keeps_parts or not isinstance(message.content, list):
-            value["content"] = text_of(message)
-        if message.reasoning is not None:
-            value["reasoning_content"] = value.pop("reasoning")
-        for i, call in enumerate(value.get("tool_calls", ())):
-            place = f"messages[{index}].tool_calls[{i}].function.arguments"
-            try:
-                arguments = json.loads(call["function"]["arguments"] or "{}")
-            except ValueError:
-                raise BadInput(f"{place}: no JSON came (allowed: a JSON text)", field=place) from None
-            call["function"]["arguments"] = arguments
-        return value
+
+def as_template_reads(message: Message, index: int, *, keeps_parts: bool) -> dict[str, Any]:
+    """Return a message as chat templates of transformers read it.
+
+    Args:
+        message: checked.
+        index: which of the prompt's messages it is, for refusals.
+        keeps_parts: the template reads lists of parts; otherwise it is given their text.
+
+    Raises:
+        BadInput: the arguments of a call are no JSON.
+    """
+    value: dict[str, Any] = msgspec.to_builtins(message)
+    if not keeps_parts or not isinstance(message.content, list):
+        value["content"] = text_of(message)
+    if message.reasoning is not None:
+        value["reasoning_content"] = value.pop("reasoning")
+    for i, call in enumerate(value.get("tool_calls", ())):
+        place = f"messages[{index}].tool_calls[{i}].function.arguments"
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        except ValueError:
+            raise BadInput(f"{place}: no JSON came (allowed: a JSON text)", field=place) from None
+    return value
 
 
 def check_fields(prompt: Prompt) -> None:
@@ -153,7 +164,7 @@ def _reads(template: str, name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
-def _with_tools_as_text(messages: list[dict[str, Any]], tools: Any) -> list[dict[str, Any]]:
+def with_tools_as_text(messages: list[dict[str, Any]], tools: Any) -> list[dict[str, Any]]:
     """Return the messages for a template that knows no tools: calls, and what can be called, are plain text."""
     for message in messages:
         if calls := message.pop("tool_calls", None):

@@ -60,12 +60,12 @@ class TokenMask:
 
 
 def grammar_of(structure: Structure) -> tuple[str, str]:
-    """Return which field says it, and the structure in llguidance's notation.
+    """Return which field says it, and the structure as a Lark grammar for llguidance.
 
     Raises:
         BadInput: none or several fields are set, or a JSON Schema allows nothing.
     """
-    from llguidance import LLMatcher
+    from llguidance import regex_to_lark
     from llguidance.gbnf_to_lark import any_to_lark
 
     named = {name: getattr(structure, name) for name in structure.__struct_fields__}
@@ -85,12 +85,12 @@ def grammar_of(structure: Structure) -> tuple[str, str]:
         case "json":
             grammar = json_grammar({} if value is True else value)
         case "regex":
-            grammar = LLMatcher.grammar_from_regex(value)
+            grammar = f"start: /{regex_to_lark(value)}/"
         case "choice":
-            grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(quoted(choice) for choice in value))
+            grammar = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
         case _:
             try:
-                grammar = LLMatcher.grammar_from_lark(any_to_lark(value))
+                grammar = any_to_lark(value)
             except Exception as error:  # whatever its reader of GBNF stumbles over is the text's fault
                 raise BadInput(
                     f"structure.grammar: {_short(error)} (allowed: Lark or GBNF)", field="structure.grammar"
@@ -100,21 +100,14 @@ def grammar_of(structure: Structure) -> tuple[str, str]:
 
 def json_grammar(schema: dict[str, Any]) -> str:
     """Return the grammar of a JSON Schema's values."""
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-
-
-def quoted(text: str) -> str:
-    """Return a text as a string of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
 
 
 def compile_grammar(grammar: str, field: str, vocabulary: Vocabulary) -> TokenMask:
     """Return the mask at the beginning of a text.
 
     Args:
-        grammar: in llguidance's notation.
+        grammar: a Lark grammar.
         field: who asked for it, for refusals.
         vocabulary: the model's.
 
@@ -127,9 +120,24 @@ def compile_grammar(grammar: str, field: str, vocabulary: Vocabulary) -> TokenMa
         raise BadInput(f"{field}: this model's kind of tokenizer can't follow one (allowed: nothing)", field=field)
     matcher = LLMatcher(vocabulary.grammar_tokenizer, grammar, log_level=0)
     if matcher.is_error():
-        reason = _short(matcher.get_error())
-        raise BadInput(f"{field}: can't be followed: {reason} (allowed: what llguidance compiles)", field=field)
+        raise _refused(field, matcher.get_error())
     return TokenMask(matcher, vocabulary.size)
+
+
+def check_grammar(grammar: str, field: str) -> None:
+    """Refuse a grammar that another engine would compile.
+
+    Raises:
+        BadInput: as `compile_grammar`.
+    """
+    from llguidance import LLMatcher
+
+    if (reason := LLMatcher.validate_grammar(grammar)) and not reason.startswith("WARNING"):
+        raise _refused(field, reason)
+
+
+def _refused(field: str, reason: str) -> BadInput:
+    return BadInput(f"{field}: can't be followed: {_short(reason)} (allowed: what llguidance compiles)", field=field)
 
 
 def _short(error: Any) -> str:

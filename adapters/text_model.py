@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from adapters.answer import Answer, Limits
+from adapters.answer_parts import AnswerParts
 from adapters.chat import read_prompt, text_of
 from adapters.chat_template import HONOURS, ChatTemplate, check_fields
 from adapters.reasoning import OPEN, ThinkingFilter
 from adapters.sampling import SamplingParams, refuse_unhonoured
-from adapters.structure import TokenMask, compile_grammar, grammar_of
+from adapters.structure import TokenMask, compile_grammar
 from adapters.token_choice import TokenChoice
-from adapters.tool_calls import CallFilter, grammar_of_calls
+from adapters.tool_calls import calls_of, grammar_of_answer
 from adapters.transformers_model import ModelOptions, ends_of
 from adapters.vocabulary import Vocabulary
 from omni_bus.errors import BadInput
@@ -231,34 +232,15 @@ class TextModel:
             Limits(len(ids), max_tokens, ends),
             vocabulary=self.vocabulary,
             choice=choice,
-            thinking=thinking,
-            calls=self._calls(request, prompt),
+            parts=AnswerParts(thinking, calls_of(prompt, request.outputs, self._options.tool_call_parser)),
         )
 
     def _mask(self, params: SamplingParams, prompt: Prompt) -> TokenMask | None:
-        calls = grammar_of_calls(prompt.tools, prompt.tool_choice, is_one=not prompt.parallel_tool_calls)
-        if calls is not None:
-            if params.structure is not None:
-                raise BadInput(
-                    "structure: it came with a tool_choice that asks for calls (allowed: one of them)",
-                    field="structure",
-                )
-            return compile_grammar(calls, "tools", self.vocabulary)
-        if params.structure is None:
+        named = grammar_of_answer(prompt, params.structure)
+        if named is None:
             return None
-        field, grammar = grammar_of(params.structure)
+        field, grammar = named
         return compile_grammar(grammar, field, self.vocabulary)
-
-    def _calls(self, request: EngineRequest, prompt: Prompt) -> CallFilter | None:
-        if prompt.tool_choice == "none" or "tool_calls" not in request.outputs:
-            return None
-        if prompt.tool_choice == "auto" and self._options.tool_call_parser == "none":
-            raise BadInput(
-                "tool_choice: 'auto' came (allowed: none, required, function:NAME; the stage has no tool_call_parser)",
-                field="tool_choice",
-            )
-        is_one = not prompt.parallel_tool_calls or prompt.tool_choice.startswith("function:")
-        return CallFilter(max_calls=1 if is_one else None)
 
 
 def vocabulary_of(loader: ModelLoader, model: Any, tokenizer: Any) -> Vocabulary:

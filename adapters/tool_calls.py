@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from adapters.detokenize import longest_beginning
-from adapters.structure import WHITESPACE
+from adapters.structure import WHITESPACE, grammar_of
 from omni_bus.errors import BadInput
 from omni_bus.wire.prompt import ToolCallDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from omni_bus.wire.prompt import Tool
+    from adapters.sampling import Structure
+    from omni_bus.wire.prompt import Prompt, Tool
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -323,6 +324,28 @@ def _joined(found: Iterable[Said | ToolCallDelta]) -> list[Said | ToolCallDelta]
     return joined
 
 
+def calls_of(prompt: Prompt, outputs: Collection[str], parser: str) -> CallFilter | None:
+    """Return the reader of an answer's calls; None where it has none.
+
+    Args:
+        prompt: what is asked.
+        outputs: ports that are wanted.
+        parser: how the stage reads calls that the model makes by itself; ``none`` if it doesn't.
+
+    Raises:
+        BadInput: the model is to decide by itself, and the stage doesn't read that.
+    """
+    if prompt.tool_choice == "none" or "tool_calls" not in outputs:
+        return None
+    if prompt.tool_choice == "auto" and parser == "none":
+        raise BadInput(
+            "tool_choice: 'auto' came (allowed: none, required, function:NAME; the stage has no tool_call_parser)",
+            field="tool_choice",
+        )
+    is_one = not prompt.parallel_tool_calls or prompt.tool_choice.startswith("function:")
+    return CallFilter(max_calls=1 if is_one else None)
+
+
 # --- calls that must be made --------------------------------------------------------------------------------
 
 
@@ -351,6 +374,22 @@ def grammar_of_calls(tools: Sequence[Tool], tool_choice: str, *, is_one: bool) -
     more = "" if is_one or tool_choice != "required" else ' ("\\n" call)*'
     names = " | ".join(f"call_{i}" for i in range(len(callable_)))
     return "\n".join([f"start: call{more}", f"call: {names}", *rules])
+
+
+def grammar_of_answer(prompt: Prompt, structure: Structure | None) -> tuple[str, str] | None:
+    """Return which field asks for it, and the Lark grammar that the answer is held to; None for free text.
+
+    Raises:
+        BadInput: calls and a structure are both asked for, or one of them can't be written as a grammar.
+    """
+    calls = grammar_of_calls(prompt.tools, prompt.tool_choice, is_one=not prompt.parallel_tool_calls)
+    if calls is None:
+        return None if structure is None else grammar_of(structure)
+    if structure is not None:
+        raise BadInput(
+            "structure: it came with a tool_choice that asks for calls (allowed: one of them)", field="structure"
+        )
+    return "tools", calls
 
 
 def _closed(parameters: dict[str, Any]) -> dict[str, Any]:

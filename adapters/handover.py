@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from omni_bus.wire.payloads import Payload
 
 NUM_PIECES = 8
@@ -50,10 +51,8 @@ class Handover:
         self._room.release()
 
 
-def start_threads(num_threads: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool whose threads all run; by itself it starts one whenever a request finds none idle."""
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+def start_threads(pool: ThreadPoolExecutor, num_threads: int) -> None:
+    """Start all threads of a pool now; by itself it starts one whenever a request finds none idle."""
     meeting = threading.Barrier(num_threads)
     for call in [pool.submit(meeting.wait) for _ in range(num_threads)]:
         call.result()
-    return pool

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -51,7 +52,6 @@ from omni_bus.wire.payloads import Candidate, Json, Payload, Text, Token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
-    from concurrent.futures import ThreadPoolExecutor
 
     from omni_bus.engine import Context, Report
     from omni_bus.wire.prompt import Prompt, ToolCallDelta
@@ -125,13 +125,12 @@ class LlamaCpp(StreamingEngine):
     Options: ClassVar[type[msgspec.Struct]] = LlamaCppOptions
     Params: ClassVar[type[msgspec.Struct]] = SamplingParams
 
-    _pool: ThreadPoolExecutor | None = None
-
     def __init__(self, options: LlamaCppOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
         self._calls: set[asyncio.Future[None]] = set()
         self._server: Any = None
+        self._pool = ThreadPoolExecutor(options.max_num_seqs, thread_name_prefix="llamacpp")
 
     @classmethod
     def check(cls, options: LlamaCppOptions) -> list[str]:
@@ -169,7 +168,7 @@ class LlamaCpp(StreamingEngine):
                 raise StartFailed(f"llama.cpp can't load {path}: {error}") from error
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._pool = start_threads(self.max_num_seqs, "llamacpp")
+        start_threads(self._pool, self.max_num_seqs)
         self._warm_up()
         report("warm-up", 1.0)
 
@@ -208,8 +207,7 @@ class LlamaCpp(StreamingEngine):
 
     def close(self) -> None:
         """Give the weights and threads back."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._pool.shutdown()
         self._server = None
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:

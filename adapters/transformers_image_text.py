@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import queue
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -29,7 +30,6 @@ from omni_bus.wire.prompt import MEDIA_PORTS, Message, Part, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
-    from concurrent.futures import ThreadPoolExecutor
 
     import torch
 
@@ -61,11 +61,11 @@ class TransformersImageText(StreamingEngine):
 
     _processor: Any
     _model: TextModel
-    _threads: ThreadPoolExecutor | None = None
 
     def __init__(self, options: ImageTextOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
+        self._threads = ThreadPoolExecutor(options.max_num_seqs, thread_name_prefix="image-text")
         self._modules: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls: set[asyncio.Future[Finish]] = set()
 
@@ -104,7 +104,7 @@ class TransformersImageText(StreamingEngine):
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
         for _ in range(self.max_num_seqs):
             self._modules.put(copy.deepcopy(model, dict(shared)))
-        self._threads = start_threads(self.max_num_seqs, "image-text")
+        start_threads(self._threads, self.max_num_seqs)
         self._warm_up(loader, report)
 
     def _warm_up(self, loader: ModelLoader, report: Report) -> None:
@@ -122,8 +122,7 @@ class TransformersImageText(StreamingEngine):
 
     def close(self) -> None:
         """Let go of the weights and the threads."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._threads.shutdown()
         self._modules = queue.SimpleQueue()
 
     @property

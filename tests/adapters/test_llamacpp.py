@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import json
 import re
-import re
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -390,7 +389,6 @@ class TestCancellation:
         assert {answer.text for answer in answers} == {"The capital of France is Paris."}
 
 
-@pytest.mark.model
 # --- the rest of the text contract ---------------------------------------------------------------------------
 
 GREEDY = {"temperature": 0.0, "max_tokens": 60}
@@ -484,6 +482,7 @@ async def test_what_llamacpp_can_not_do_is_refused_by_name(
     assert caught.value.field == field
 
 
+@pytest.mark.model
 def test_engine_takes_no_port_and_leaves_no_file(engine: LlamaCpp) -> None:
     address = str(engine._server.listening_address)
 

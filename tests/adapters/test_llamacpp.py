@@ -416,7 +416,7 @@ async def test_logprobs_come_with_their_tokens(engine: LlamaCpp) -> None:
     assert b"".join(token.raw for token in tokens).decode() == result.text
     for token in tokens:
         assert token.logprob == pytest.approx(token.candidates[0].logprob)
-        assert [candidate.id for candidate in token.candidates][0] == token.id
+        assert token.candidates[0].id == token.id
         assert len(token.candidates) == 2
 
 

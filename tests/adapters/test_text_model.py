@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from omni_bus.testing import Collected
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 NUM_TOKENS = 12
 WORDS = "The quick brown fox"

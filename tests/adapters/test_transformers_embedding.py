@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from omni_bus.wire.payloads import Payload
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 TEXTS = ("A cat sleeps on the sofa.", "A kitten naps on the couch.", "The bank raised its rates on loans again today.")
 

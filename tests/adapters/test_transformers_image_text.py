@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from omni_bus.testing import Collected
     from omni_bus.wire.payloads import Payload
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 FOLDER = Path(__file__).parent / "emoji_vlm"
 SIDE = 64

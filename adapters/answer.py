@@ -133,7 +133,8 @@ class Answer:
             return self._end(text, "length", {})
         outputs = self._sorted(text)
         if self._parts.is_full:
-            return outputs, self._finish("stop", {})
+            rest, finish = self._close("", "stop", {})
+            return outputs + rest, finish
         return outputs, None
 
     def _end(self, text: str, reason: str, detail: dict[str, Any]) -> tuple[Outputs, Finish]:

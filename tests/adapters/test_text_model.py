@@ -386,9 +386,11 @@ def test_named_tool_is_called(tiny: Tiny) -> None:
 
 
 def test_some_tool_is_called_when_one_is_required(tiny: Tiny) -> None:
-    result = tiny.ask(tool_prompt("required", parallel_tool_calls=False), {"max_tokens": 200}, "text", "tool_calls")
+    params = {"max_tokens": 200, "token_ids": True}
+    result = tiny.ask(tool_prompt("required", parallel_tool_calls=False), params, "text", "tool_calls")
 
     [(name, arguments)] = arguments_of(result)
+    assert len(ids_of(result)) == result.finish.usage.completion_tokens
     assert name in {"add", "stop"}
     assert isinstance(json.loads(arguments), dict)
 

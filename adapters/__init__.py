@@ -3,6 +3,7 @@
 ADAPTERS: dict[str, str] = {
     "llamacpp": "adapters.llamacpp:LlamaCpp",
     "transformers": "adapters.transformers_text:TransformersText",
+    "vllm": "adapters.vllm_text:VllmText",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

@@ -151,9 +151,10 @@ class AnswerParsers:
         return AnswerParser(self._class_for(choice), self._tokenizer, self._request(prompt, choice))
 
     def _class_for(self, choice: str) -> Any:
-        if self._can_auto or choice == "none":
+        if choice in {"none", "auto"}:
             return self._parser_class
-        # Calls that are forced are JSON by the grammar and need no format of the model's own.
+        # Calls that are forced are JSON by the grammar. In a model's own format, vLLM 0.32 would hold it to the
+        # call's frame but let the arguments be any JSON, whatever the tool's schema says.
         from vllm.parser.abstract_parser import DelegatingParser
         from vllm.tool_parsers import ToolParser
 
@@ -238,5 +239,6 @@ class AnswerParser:
                 arguments=(call.function and call.function.arguments) or "",
             )
             for call in delta.tool_calls or ()
+            if call.index == 0 or self._request.parallel_tool_calls is not False
         ]
         return delta.reasoning or "", delta.content or "", calls

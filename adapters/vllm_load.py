@@ -37,11 +37,14 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
     model = _find_model(options, context, report)
     _prepare_environment(context, is_local=Path(model).is_dir())
     report("importing vllm", 0.0)
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     arguments = arguments_of(options, model, is_cpu=current_platform.is_cpu()) | fixed
+    if current_platform.is_cpu() and arguments["enforce_eager"]:
+        _compile_nothing()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
     report("starting the engine", 0.0)
     with _told(report):
         try:
@@ -76,6 +79,13 @@ def _prepare_environment(context: Context, *, is_local: bool) -> None:
         defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _compile_nothing() -> None:
+    """Keep vLLM from compiling its sampler: the first request for log-probabilities held all others up for 25 s."""
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True  # noqa: SLF001 (documented under this name)
 
 
 class _PhaseOfLines(logging.Handler):

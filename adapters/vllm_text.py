@@ -222,7 +222,7 @@ class VllmText(StepEngine):
 
     def _rendered(self, running: _Running, logprobs: Sequence[Any] | None) -> Output:
         rendered = rendered_of(running.prompt, self._context_length, self._table, logprobs)
-        return Output(running.id, "rendered", Json(msgspec.to_builtins(rendered, builtin_types=(bytes,))))
+        return Output(running.id, "rendered", Json(msgspec.to_builtins(rendered)))
 
     def _submit(self, request: EngineRequest, running: _Running, parser: Any) -> str:
         """Give vLLM the request; return its own id of it."""

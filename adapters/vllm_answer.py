@@ -241,4 +241,4 @@ class AnswerParser:
             for call in delta.tool_calls or ()
             if call.index == 0 or self._request.parallel_tool_calls is not False
         ]
-        return delta.reasoning or "", delta.content or "", calls
+        return delta.reasoning or "", delta.content or "", [call for call in calls if call.name or call.arguments]

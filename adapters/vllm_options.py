@@ -42,6 +42,10 @@ OWN_KEYS = {
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
 
+CPU_STEP_TOKENS = 128
+"""Tokens of one step on a CPU, prompts included: its matrix products are limited by arithmetic long before, so that more
+would only let every request wait for the longest prompts."""
+
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -233,7 +237,8 @@ def arguments_of(options: VllmOptions, model: str, *, is_cpu: bool) -> dict[str,
     }
     gib = options.kv_cache_gib
     if is_cpu:
-        arguments |= {"dtype": "float32", "enforce_eager": True}
+        step_tokens = max(CPU_STEP_TOKENS, options.max_num_seqs)
+        arguments |= {"dtype": "float32", "enforce_eager": True, "max_num_batched_tokens": step_tokens}
         gib = gib or 1.0
     if gib is not None:
         arguments["kv_cache_memory_bytes"] = int(gib * 2**30)

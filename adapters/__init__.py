@@ -4,6 +4,7 @@ ADAPTERS: dict[str, str] = {
     "llamacpp": "adapters.llamacpp:LlamaCpp",
     "transformers": "adapters.transformers_text:TransformersText",
     "vllm": "adapters.vllm_text:VllmText",
+    "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

@@ -124,7 +124,7 @@ class VllmText(StepEngine):
         self._engine = load_engine(self.options, self.context, report, adapter="vllm", runner="generate")
         config = self._engine.vllm_config.model_config
         self._tokenizer = self._engine.get_tokenizer()
-        self._template = self._find_template(config.model)
+        self._template = find_template(self._tokenizer, config.model)
         self._table = TokenBytes(self._tokenizer)
         self._context_length = config.max_model_len
         self._parsers = AnswerParsers(
@@ -138,16 +138,6 @@ class VllmText(StepEngine):
         report("warming up", 0.0)
         self._warm_up()
         report("warming up", 1.0)
-
-    def _find_template(self, model: str) -> str | None:
-        if getattr(self._tokenizer, "chat_template", None) is not None:
-            return None
-        from transformers import AutoProcessor
-
-        try:
-            return getattr(AutoProcessor.from_pretrained(model), "chat_template", None)
-        except (OSError, ValueError, ImportError):  # a base model, which takes text and token ids
-            return None
 
     def _warm_up(self) -> None:
         """Answer once, and once within a structure, whose compiler would else start at the first such request."""
@@ -254,22 +244,12 @@ class VllmText(StepEngine):
                 VllmSamplingParams(
                     **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
                 ),
-                lora_request=self._lora(params.lora),
+                lora_request=lora_request(self.options.lora, params.lora),
                 priority=-request.priority,  # vLLM's lower values go first
             )
-        except _refusals() as error:
+        except refusals() as error:
             field_ = getattr(error, "parameter", None) or "prompt"
             raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from error
-
-    def _lora(self, name: str | None) -> Any:
-        if name is None:
-            return None
-        folders: dict[str, str] = self.options.lora
-        if name not in folders:
-            raise BadInput(f"lora: '{name}' is unknown (allowed: {', '.join(folders) or 'none'})", field="lora")
-        from vllm.lora.request import LoRARequest
-
-        return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM for these requests; what a prompt needs beyond its token budget goes on in later ones."""
@@ -365,7 +345,34 @@ class VllmText(StepEngine):
         )
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def find_template(tokenizer: Any, model: str) -> str | None:
+    """Return the chat template of a model whose processor has it, None where the tokenizer does or nobody."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        return getattr(AutoProcessor.from_pretrained(model), "chat_template", None)
+    except (OSError, ValueError, ImportError):  # a base model, which takes text and token ids
+        return None
+
+
+def lora_request(folders: dict[str, str], name: str | None) -> Any:
+    """Return vLLM's ``LoRARequest`` for one of the stage's adapters, None for the base model.
+
+    Raises:
+        BadInput: the stage has no such adapter.
+    """
+    if name is None:
+        return None
+    if name not in folders:
+        raise BadInput(f"lora: '{name}' is unknown (allowed: {', '.join(folders) or 'none'})", field="lora")
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
+
+
+def refusals() -> tuple[type[Exception], ...]:
     """Return what vLLM raises for a request that it refuses."""
     refusals: list[type[Exception]] = [ValueError, TypeError, NotImplementedError]
     with contextlib.suppress(ImportError, AttributeError):

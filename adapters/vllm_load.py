@@ -49,7 +49,15 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
     with _told(report):
         try:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
-        except (OSError, ValueError, RuntimeError, TypeError, NotImplementedError, AssertionError, ImportError) as error:
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+            TypeError,
+            NotImplementedError,
+            AssertionError,
+            ImportError,
+        ) as error:
             raise StartFailed(f"vLLM can't start '{options.model}': {error}", field="model") from error
 
 

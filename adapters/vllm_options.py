@@ -109,7 +109,9 @@ def installed_version() -> str | None:
     # A folder on PYTHONPATH has no metadata; vLLM writes its version into a module.
     folder = _folder()
     file = folder / "_version.py" if folder is not None else None
-    found = re.search(r"^__version__ = version = '([^']+)'", file.read_text(), re.M) if file and file.is_file() else None
+    found = (
+        re.search(r"^__version__ = version = '([^']+)'", file.read_text(), re.M) if file and file.is_file() else None
+    )
     return found[1] if found else None
 
 
@@ -126,7 +128,11 @@ def engine_arguments() -> dict[str, EngineArgument]:
     if file is None or not file.is_file():
         return {}
     body = next(
-        (node.body for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"),
+        (
+            node.body
+            for node in ast.parse(file.read_text()).body
+            if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        ),
         [],
     )
     fields = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
@@ -160,7 +166,9 @@ def _problems_of_installation(adapter: str) -> list[str]:
     numbers = re.match(r"(\d+)\.(\d+)", version or "")
     if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
         oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-        return [f"adapter: {adapter} doesn't know vLLM {version or 'of this unnamed version'} (allowed: {oldest} to {newest})"]
+        return [
+            f"adapter: {adapter} doesn't know vLLM {version or 'of this unnamed version'} (allowed: {oldest} to {newest})"
+        ]
     return []
 
 

@@ -191,7 +191,10 @@ def _tool_of(tool: Any) -> dict[str, Any]:
 def _messages_of(prompt: Prompt) -> list[dict[str, Any]]:
     """Return messages as templates read them: text as a string, unless there is media beside it."""
     has_media = any(
-        part.type != "text" for message in prompt.messages if isinstance(message.content, list) for part in message.content
+        part.type != "text"
+        for message in prompt.messages
+        if isinstance(message.content, list)
+        for part in message.content
     )
     if has_media:
         return template_messages(prompt)
@@ -205,9 +208,7 @@ def media_of(prompt: Prompt, inputs: Mapping[str, Sequence[Payload]]) -> dict[st
     Raises:
         BadInput: other payloads came than the messages have parts for.
     """
-    parts = [
-        part.type for message in prompt.messages if isinstance(message.content, list) for part in message.content
-    ]
+    parts = [part.type for message in prompt.messages if isinstance(message.content, list) for part in message.content]
     media: dict[str, list[Any]] = {}
     for port, modality in MODALITIES.items():
         payloads = inputs.get(port, ())

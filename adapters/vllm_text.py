@@ -211,7 +211,8 @@ class VllmText(StepEngine):
             if token >= len(self._tokenizer):
                 name = "stop_token_ids" if token in params.stop_token_ids else "logit_bias"
                 raise BadInput(
-                    f"{name}: {token} is not a token of the model (allowed: 0 to {len(self._tokenizer) - 1})", field=name
+                    f"{name}: {token} is not a token of the model (allowed: 0 to {len(self._tokenizer) - 1})",
+                    field=name,
                 )
 
     def _render_alone(self, running: _Running) -> None:

@@ -39,7 +39,9 @@ def answer_of(outputs: frozenset[str] = ALL, parser: Any = None, **params: Any) 
     return Answer(SamplingParams(**params), outputs, table, parser)
 
 
-def output(text: str, ids: tuple[int, ...], *, logprobs: Any = None, reason: str | None = None, stop: Any = None) -> Any:
+def output(
+    text: str, ids: tuple[int, ...], *, logprobs: Any = None, reason: str | None = None, stop: Any = None
+) -> Any:
     completion = SimpleNamespace(text=text, token_ids=ids, logprobs=logprobs, finish_reason=reason, stop_reason=stop)
     return SimpleNamespace(
         outputs=[completion], finished=reason is not None, prompt_token_ids=[1, 2, 3], num_cached_tokens=2

@@ -174,9 +174,7 @@ def test_picture_of_other_channels_becomes_rgb(channels: int) -> None:
     assert np.asarray(image)[1, 3].tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize(
-    ("format_", "dtype", "left", "right"), [("s16", "<i2", 16384, 0), ("f32", "<f4", 0.5, 0.0)]
-)
+@pytest.mark.parametrize(("format_", "dtype", "left", "right"), [("s16", "<i2", 16384, 0), ("f32", "<f4", 0.5, 0.0)])
 def test_sound_becomes_one_channel_of_floats(format_: Any, dtype: str, left: float, right: float) -> None:
     samples = np.array([[left, right]] * 10, dtype)
     clip = Audio(16000, 2, format_, Blob(samples.tobytes()))
@@ -265,9 +263,7 @@ def test_structure_of_none_or_two_is_refused(structure: Structure) -> None:
 
 def place(**logprobs: float) -> dict[int, Any]:
     ranked = sorted(logprobs.items(), key=lambda item: -item[1])
-    return {
-        int(token[1:]): SimpleNamespace(logprob=value, rank=rank + 1) for rank, (token, value) in enumerate(ranked)
-    }
+    return {int(token[1:]): SimpleNamespace(logprob=value, rank=rank + 1) for rank, (token, value) in enumerate(ranked)}
 
 
 def test_candidates_begin_with_the_chosen_one(tokenizer: Any) -> None:

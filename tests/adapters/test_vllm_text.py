@@ -268,7 +268,7 @@ def test_tools_that_are_not_called_leave_the_text(engine: VllmText) -> None:
         (chat(), greedy(lora="parrot"), "lora"),
         (chat(), greedy(stop_token_ids=[10**6]), "stop_token_ids"),
         (chat(), greedy(logit_bias={"1000000": 1.0}), "logit_bias"),
-        (chat(), greedy(structure={"regex": "(" }), None),
+        (chat(), greedy(structure={"regex": "("}), None),
         (chat(), greedy(structure={"json": {"type": "nonsense"}}), None),
         ({**chat(), "images": [Image(1, 1, 3, Blob(bytes(3)))]}, greedy(), "images"),
         ({"prompt": [Json({"token_ids": [10**6]})]}, greedy(), "token_ids"),

@@ -209,7 +209,7 @@ def _forced_parser_class(delegating: Any, tool_parser: Any, reasoning: Any) -> A
 
 
 class AnswerParser:
-    """vLLM's parser of one answer, fed with deltas."""
+    """A parser of vLLM's for one answer, fed with deltas."""
 
     def __init__(self, parser_class: Any, tokenizer: Any, request: Any) -> None:
         self._parser = parser_class(tokenizer, request.tools, chat_template_kwargs=request.chat_template_kwargs or {})
@@ -218,7 +218,7 @@ class AnswerParser:
 
     @property
     def structure(self) -> Any:
-        """vLLM's ``StructuredOutputsParams`` that the answer must follow; None if it is free."""
+        """The ``StructuredOutputsParams`` of vLLM that the answer must follow; None if it is free."""
         return self._request.structured_outputs
 
     @property

@@ -43,7 +43,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
 
 CPU_STEP_TOKENS = 256
-"""Tokens of one step on a CPU, prompts included: its matrix products are limited by arithmetic long before, so that more
+"""Tokens of one step on a CPU, prompts included: its matrix products are limited by arithmetic long before, and more
 would only let every request wait for the longest prompts."""
 
 Count = Annotated[int, Meta(ge=1)]
@@ -109,9 +109,9 @@ def installed_version() -> str | None:
     # A folder on PYTHONPATH has no metadata; vLLM writes its version into a module.
     folder = _folder()
     file = folder / "_version.py" if folder is not None else None
-    found = (
-        re.search(r"^__version__ = version = '([^']+)'", file.read_text(), re.M) if file and file.is_file() else None
-    )
+    if file is None or not file.is_file():
+        return None
+    found = re.search(r"^__version__ = version = '([^']+)'", file.read_text(), re.MULTILINE)
     return found[1] if found else None
 
 
@@ -166,9 +166,8 @@ def _problems_of_installation(adapter: str) -> list[str]:
     numbers = re.match(r"(\d+)\.(\d+)", version or "")
     if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
         oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-        return [
-            f"adapter: {adapter} doesn't know vLLM {version or 'of this unnamed version'} (allowed: {oldest} to {newest})"
-        ]
+        found = version or "of this unnamed version"
+        return [f"adapter: {adapter} doesn't know vLLM {found} (allowed: {oldest} to {newest})"]
     return []
 
 

@@ -240,12 +240,12 @@ def _medium_of(payload: Payload) -> Any:
 
 
 def _picture_of(image: Image) -> Any:
-    from PIL import Image as pictures
+    from PIL.Image import fromarray
 
     pixels = view(image).reshape(image.height, image.width, image.channels)
     if image.channels == 1:
         pixels = pixels[:, :, 0]
-    return pictures.fromarray(pixels).convert("RGB")
+    return fromarray(pixels).convert("RGB")
 
 
 def _video_metadata(video: Video) -> dict[str, Any]:
@@ -287,6 +287,6 @@ def rendered_of(
 
 
 def candidates_of(chosen: int, place: Mapping[int, Any], table: TokenBytes) -> list[tuple[int, float, bytes]]:
-    """Return the candidates of one place of vLLM's log-probabilities: the chosen token, then the most probable first."""
+    """Return one place of vLLM's log-probabilities: the chosen token, then the others, the most probable first."""
     ranked = sorted(place.items(), key=lambda item: (item[0] != chosen, -item[1].logprob))
     return [(id_, candidate.logprob, table.raw(id_)) for id_, candidate in ranked]

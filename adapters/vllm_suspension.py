@@ -1,8 +1,9 @@
 """Lets a vLLM scheduler leave requests out of steps: what backpressure needs, and vLLM doesn't have.
 
-vLLM runs every request that it holds until it ends. Its scheduler takes from two collections, `running` (those that hold
-keys and values) and `waiting`; the model runner copes with a running request that a step leaves out, since a step whose
-token budget is used up leaves some out as well. So for the length of one `schedule` call the suspended ones are hidden:
+vLLM runs every request that it holds until it ends. Its scheduler takes from two collections, `running` (those that
+hold keys and values) and `waiting`; the model runner copes with a running request that a step leaves out, since a step
+whose token budget is used up leaves some out as well. So for the length of one `schedule` call the suspended ones are
+hidden:
 
 - A suspended request in `running` keeps its keys and values. It is scheduled again when it is named again.
 - It gives them up, by the scheduler's own preemption, when the memory or the places of the batch run short: then it

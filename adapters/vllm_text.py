@@ -253,7 +253,7 @@ class VllmText(StepEngine):
             raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from error
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
-        """Run one step of vLLM for these requests; what a prompt needs beyond its token budget goes on in later ones."""
+        """Run one step of vLLM for these requests; prompts beyond its budget of tokens go on in later ones."""
         named = [self._running[id_] for id_ in requests]
         if not any(running.events for running in named):
             # Else what is there already goes out first: a rendered prompt, or what vLLM was ahead with.

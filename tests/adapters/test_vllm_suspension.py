@@ -153,7 +153,7 @@ def test_request_whose_step_is_under_way_is_not_preempted() -> None:
 
 
 @pytest.mark.parametrize("keeps_kv", [True, False])
-def test_suspended_request_can_be_aborted(keeps_kv: bool) -> None:
+def test_suspended_request_can_be_aborted(*, keeps_kv: bool) -> None:
     scheduler = scheduler_with("a", "b")
     suspension = Suspension(scheduler, keeps_kv=keeps_kv)
     step(scheduler, suspension, "a", "b")
@@ -205,7 +205,7 @@ class AnySchedule(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests)
     @rule()
     def named_request_runs_in_the_end(self) -> None:
-        named = sorted(self.scheduler.requests)[0]
+        named = min(self.scheduler.requests)
         assert any(named in step(self.scheduler, self.suspension, named) for _ in range(4))
         if self.scheduler.requests[named].num_blocks > 6:
             self.end(named)

@@ -5,6 +5,7 @@ ADAPTERS: dict[str, str] = {
     "transformers": "adapters.transformers_text:TransformersText",
     "vllm": "adapters.vllm_text:VllmText",
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
+    "openai": "adapters.remote_openai:RemoteOpenAI",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

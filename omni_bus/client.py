@@ -356,6 +356,9 @@ class BusClient:
         key: str = "",
         trace: str = "",
         input_bytes: int = 0,
+        tokens: int = 0,
+        prefix: tuple[int, ...] = (),
+        session: str = "",
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -368,6 +371,9 @@ class BusClient:
             key: who asks, for fairness; never a secret.
             trace: W3C trace context.
             input_bytes: what is held for the request until it is admitted.
+            tokens: what prompt and answer may come to; 0 is not known.
+            prefix: of the prompt, for replicas that have it cached (`omni_bus.wire.prefix`).
+            session: requests with the same name and key stay with their replicas.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
@@ -375,7 +381,19 @@ class BusClient:
         request = Request(self, new_request_id())
         self.requests[request.id] = request
         request.limit(timeout_s)
-        submit = Submit(request.id, pipeline, tuple(outputs), priority, timeout_s, key, trace, input_bytes)
+        submit = Submit(
+            request.id,
+            pipeline,
+            tuple(outputs),
+            priority,
+            timeout_s,
+            key=key,
+            trace=trace,
+            input_bytes=input_bytes,
+            tokens=tokens,
+            prefix=prefix,
+            session=session,
+        )
         self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()
         return request

@@ -61,6 +61,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     outputs: frozenset[str]
     priority: int = 0
     deadline: float | None = None
+    inputs: frozenset[str] = frozenset()
+    """Input ports that the pipeline feeds; the others, which are optional ones, have ended before they begin."""
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +144,7 @@ class Engine(ABC):
         """
 
     def close(self) -> None:
-        """Give everything back; called once, with no request left."""
+        """Give everything back; called once, with none left."""
 
 
 class Inputs(ABC):
@@ -180,6 +182,9 @@ class StreamingEngine(Engine):
         Raises:
             OmniBusError: ends this request; any other exception does too, as `StageFailed`.
         """
+
+    async def aclose(self) -> None:
+        """Give back what belongs to the stage's loop (connections); called on it before `close`, with none left."""
 
 
 class StepEngine(Engine):

@@ -59,7 +59,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-@pytest.mark.parametrize("extra", ["", "dev", "llamacpp", "media", "transformers", "voice"])
+@pytest.mark.parametrize("extra", ["", "dev", "llamacpp", "media", "openai", "transformers", "voice"])
 def test_pins_satisfy_what_scripts_install(extra: str) -> None:
     project = pyproject["project"]
     requirements = [

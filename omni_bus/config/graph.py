@@ -228,6 +228,7 @@ class _PipelineDraft:
             max_queued=config.max_queued,
             timeout_s=config.timeout_s,
             max_queued_bytes=config.max_queued_bytes,
+            routing=config.routing,
         )
 
     def _add(self, path: Path, message: str) -> None:

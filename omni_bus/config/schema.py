@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from omni_bus.core.binding import Routing
 from omni_bus.core.quota import Quota
 from omni_bus.core.restart import MAX_DELAY_S
 
@@ -63,6 +64,9 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     """Input that gateways hold for requests that wait to run."""
     timeout_s: Seconds | None = None
     """Time limit of a request whose client gives none."""
+    routing: Routing = "prefix"
+    """Which replica of a stage a request gets: ``prefix`` the one with the fewest outstanding tokens, less those of a
+    prompt that it has seen the beginning of; ``least_tokens`` without looking at prompts; ``round_robin``."""
     window_chunks: Count = 8
     """Chunks that an edge's receiver grants ahead."""
     window_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024

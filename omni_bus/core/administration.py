@@ -67,6 +67,8 @@ class Administration:
     def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = ()) -> None:
         self._arrangement = arrangement
         self._awaited = set(awaited)
+        self._served = frozenset(self._awaited)
+        """Replicas to which a former coordinator bound requests of which this one may not have heard."""
         self._drains: dict[str, _Drain] = {}
         self._num_drains = 0
 
@@ -91,9 +93,13 @@ class Administration:
         """
         return any(stage_of(name) == stage for name in self._awaited)
 
-    def is_awaited_itself(self, replica: str) -> bool:
-        """Whether this very replica has yet to say hello, and so may have any number of requests."""
-        return replica in self._awaited
+    def is_unsure(self, replica: str) -> bool:
+        """Whether a former coordinator may have bound requests to a replica of which this one has not heard.
+
+        The replica's own hello is not enough: what is bound to it and has not reached it is known to the client and to
+        the stages before it only. They have as long as awaited replicas to say hello.
+        """
+        return replica in self._served
 
     def is_coming_back(self, stage: str) -> bool:
         """Whether a replica of the stage is being restarted."""
@@ -109,8 +115,9 @@ class Administration:
         self._awaited.discard(name)
 
     def give_up(self) -> None:
-        """Who has not said hello by now is gone."""
+        """Who has not said hello by now is gone, and what nobody has told of is bound to nobody."""
         self._awaited.clear()
+        self._served = frozenset[str]()
 
     def arrange(self, args: dict[str, Any]) -> None:
         """Take a new arrangement.

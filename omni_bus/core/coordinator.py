@@ -20,9 +20,11 @@ from omni_bus.core.health import Health
 from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
+from omni_bus.core.pipeline import IN
 from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
 from omni_bus.core.request import Request, State
 from omni_bus.core.roster import Roster
+from omni_bus.core.strangers import Strangers
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -113,6 +115,7 @@ class CoordinatorCore:
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
+        self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
         self._absences = Absences(self._membership, self._administration.is_drained)
         self._recovery = Recovery(self._bindable, self._absences)
@@ -133,7 +136,7 @@ class CoordinatorCore:
             admission=self._admission,
             requests=self._requests,
             tombstones=self._tombstones,
-            patience_s=self._patience_s,
+            patience_s=self._patience_with_strangers_s,
             absences=self._absences,
         )
         self._is_draining = False
@@ -163,9 +166,10 @@ class CoordinatorCore:
         """Begin; call it once, before the first frame."""
         if not self._administration.is_waiting:
             return []
-        # Who was never welcomed does not know the deployment's heartbeat yet.
-        patience_s = MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
-        return [SetTimer(("awaited", ""), now + patience_s)]
+        # Whoever says hello in time may have a request to be adopted, which then has as much time.
+        self._links.be_patient()
+        patience_s = self._patience_with_strangers_s
+        return [SetTimer(("awaited", ""), now + patience_s), SetTimer(("breaks", ""), now + 2 * patience_s)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -208,8 +212,8 @@ class CoordinatorCore:
                 return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
             case Broken():
                 return self._on_broken(actor, frame, now)
-            case Pong(nonce=nonce):
-                return self._on_alive(actor, now) if nonce == NONCE else self._health.on_pong(sender, frame, now)
+            case Pong():
+                return self._on_pong(actor, frame, now)
             case Submit():
                 return self._on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
@@ -254,6 +258,10 @@ class CoordinatorCore:
             case "awaited":
                 self._administration.give_up()
                 return self._run_held(now)
+            case "strangers":
+                return self._strangers.on_timer(now)
+            case "breaks":
+                return self._answer(self._links.lose_patience())
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -280,10 +288,10 @@ class CoordinatorCore:
             error = BadFrame(
                 f"{hello.peer.actor} speaks protocol version {hello.version}, this coordinator {PROTOCOL_VERSION}"
             )
-            return [Send(hello.peer, Refused(error.to_info()))]
+            return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if sender.actor.startswith(CLIENT_PREFIX) and hello.role != "client":
             error = BadFrame(f"{sender.actor} comes with a client's key and calls itself a {hello.role}")
-            return [Send(hello.peer, Refused(error.to_info()))]
+            return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
         former = self._membership.former(hello)
@@ -302,6 +310,7 @@ class CoordinatorCore:
             self._administration.heard_of(hello.peer.actor)
             effects += self._answer_breaks(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
+        effects += self._links.tell_again(actor.peer)
         effects += self._on_alive(actor, now)
         if actor.is_ready:
             effects += self._resume(now)
@@ -315,12 +324,18 @@ class CoordinatorCore:
     def _on_stranger(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
         if isinstance(frame, Heartbeat):
-            return [Send(Peer(sender.actor, sender.incarnation, frame.endpoint), Introduce())]
+            stranger = Peer(sender.actor, sender.incarnation, frame.endpoint)
+            return [Send(stranger, Introduce()), *self._strangers.met(stranger, now)]
         return self._on_stalled(sender, frame, now) if isinstance(frame, Stalled) else []
 
     @property
     def _patience_s(self) -> float:
         return self._heartbeat_s * MISSED_HEARTBEATS
+
+    @property
+    def _patience_with_strangers_s(self) -> float:
+        """How long to wait for a hello: who was never welcomed does not know the deployment's heartbeat."""
+        return MISSED_HEARTBEATS * max(self._heartbeat_s, FIRST_HEARTBEAT_S)
 
     def _check_alive(self, name: str, now: float) -> list[Common]:
         actor = self._membership.named(name)
@@ -378,18 +393,19 @@ class CoordinatorCore:
             is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
         """
         self._membership.leave(actor)
+        self._bindings.forget(actor.sender)
         self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
             *self._administration.forget(actor.peer),
+            *self._health.forget(actor.peer),
         ]
         for request, entry in list(self._requests.items()):
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
-        for broken in self._links.settle(actor.sender):
-            effects += self._to_members(broken, broken.source)
+        effects += self._answer([*self._links.settle(actor.sender), *self._links.forget(actor.sender)])
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -421,6 +437,8 @@ class CoordinatorCore:
         """Take the word of the source; whether the target still lives is asked first, or seen by its hello."""
         if broken.source != actor.peer:
             return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
+        if self._links.is_settled(broken):
+            return self._answer([broken]) if self._links.is_answered(broken) else []
         target = self._membership.get(broken.target.sender)
         if target is not None:
             return self._links.suspect(broken, target)
@@ -428,14 +446,25 @@ class CoordinatorCore:
         is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
         if is_gone or not self._links.keep(broken):
             return [Send(actor.peer, broken)]
-        return [SetTimer(("alive", name), now + self._patience_s)]
+        return [SetTimer(("alive", name), now + self._patience_with_strangers_s)]
 
     def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
         """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
+        return self._answer(self._links.settle_others(name, None if present is None else present.sender))
+
+    def _answer(self, breaks: Iterable[Broken]) -> list[Common]:
+        """Tell the sources that they need not repeat these."""
         effects: list[Common] = []
-        for broken in self._links.settle_others(name, None if present is None else present.sender):
+        for broken in breaks:
             effects += self._to_members(broken, broken.source)
         return effects
+
+    def _on_pong(self, actor: Actor, pong: Pong, now: float) -> list[Common]:
+        if pong.nonce > NONCE:
+            return self._health.on_pong(actor.sender, pong, now)
+        if pong.nonce == NONCE:
+            return self._on_alive(actor, now)
+        return self._answer(self._links.on_pong(actor.sender, pong.nonce))
 
     def _on_alive(self, actor: Actor, now: float) -> list[Common]:
         """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
@@ -443,15 +472,22 @@ class CoordinatorCore:
         for broken in self._links.settle(actor.sender):
             self._links.remember(broken, now)
             effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
+            told: list[Peer] = []
             for request, entry in list(self._requests.items()):
                 if entry.route is None or entry.state is not State.RUNNING:
                     continue
                 error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
                 if error is not None:
+                    told.append(entry.client)
                     effects += self._give_up(request, entry, error, now)
             # After the requests' own errors, which know more than a client can conclude from this.
-            effects += [*self._to_members(broken, broken.source, broken.target), *self._resume(now)]
+            effects += [Send(actor.peer, broken), *self._confirm(broken, *told, actor.peer), *self._resume(now)]
         return effects
+
+    def _confirm(self, broken: Broken, *told: Peer) -> list[Common]:
+        """Answer the source of a break once all who were told because of it have heard that."""
+        present = [peer for peer in told if self._membership.get(peer.sender) is not None]
+        return self._links.tell(broken, present)
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
@@ -462,23 +498,26 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        error = error or self._error_for_former_break(entry, now)
+        broken, for_broken = (None, None) if error is not None else self._former_break(entry, now)
+        error = error or for_broken
         if error is None:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
+        if broken is not None:
+            effects += self._confirm(broken, entry.client)
         if request in self._requests and self._adoption.missing(entry)[0]:
-            effects.append(SetTimer(("adopted", request), now + self._patience_s))
+            effects.append(SetTimer(("adopted", request), now + self._patience_with_strangers_s))
         return effects
 
-    def _error_for_former_break(self, entry: Request, now: float) -> OmniBusError | None:
-        """Return what an adopted request ends with whose frames a break may have cost before it was known here."""
+    def _former_break(self, entry: Request, now: float) -> tuple[Broken, OmniBusError] | tuple[None, None]:
+        """Return a break that may have cost an adopted request frames before it was known here, and what it means."""
         if entry.route is None or entry.state is not State.RUNNING:
-            return None
-        for broken in self._links.settled_since(now - 2 * self._patience_s):
+            return None, None
+        for broken in self._links.settled_since(now - 2 * self._patience_with_strangers_s):
             error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
             if error is not None:
-                return error
-        return None
+                return broken, error
+        return None, None
 
     def _hurry(self, now: float) -> list[Common]:
         """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
@@ -629,7 +668,11 @@ class CoordinatorCore:
                 self._held[request] = None
             return []
         self._held.pop(request, None)
-        stages = {name: self._bindings.bind(found) for name, found in replicas.items()}
+        entries = {edge.target for edge in entry.edges if edge.source == IN}
+        stages = {
+            name: self._bindings.bind(name, found, entry.submit, entry.pipeline.routing, is_entry=name in entries)
+            for name, found in replicas.items()
+        }
         entry.route = Route(
             request=request,
             pipeline=entry.pipeline.name,
@@ -700,7 +743,7 @@ class CoordinatorCore:
 
     def _release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""
-        self._bindings.release(entry.pending.pop(stage).sender)
+        self._bindings.release(entry.pending.pop(stage).sender, entry.submit)
 
     def _settle(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """End a request once no stage holds anything of it."""

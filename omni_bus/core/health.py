@@ -94,6 +94,13 @@ class Health:
         """Time is up; who has not answered is reported as not live."""
         return self._end(nonce) if nonce in self._rounds else []
 
+    def forget(self, asker: Peer) -> list[Common]:
+        """Whoever asked is gone."""
+        nonces = [nonce for nonce, round_ in self._rounds.items() if round_.asker == asker]
+        for nonce in nonces:
+            del self._rounds[nonce]
+        return [DropTimer(("health", str(nonce))) for nonce in nonces]
+
     def _end(self, nonce: int) -> list[Common]:
         round_ = self._rounds.pop(nonce)
         for sender in round_.waiting:

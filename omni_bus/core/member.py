@@ -88,7 +88,8 @@ class Member:
         self._live = live
         self._stats = stats
         self._broken: dict[Peer, Broken] = {}
-        """What the coordinator was told of connections of ours, by peer, and has not answered yet."""
+        """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
+        self._num_breaks = 0
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
         self._num_unanswered = 0
@@ -120,7 +121,8 @@ class Member:
         """
         if peer == self.coordinator:
             return self._introduce(now)
-        broken = self._broken[peer] = Broken(self.me, peer)
+        self._num_breaks += 1
+        broken = self._broken[peer] = Broken(self.me, peer, self._num_breaks)
         return [self._to_coordinator(broken)]
 
     def outlook(self, outlook: Outlook) -> list[Common]:
@@ -172,9 +174,9 @@ class Member:
                 return [Leave(from_info(error))]
             case Introduce():
                 return self._introduce(now)
-            case Broken(source=source, target=target):
-                if source == self.me:
-                    self._broken.pop(target, None)
+            case Broken(target=target):
+                if self._broken.get(target) == frame:
+                    del self._broken[target]
                 return []
             case Ping(nonce=nonce):
                 return [self._to_coordinator(Pong(nonce, self._stats()))]

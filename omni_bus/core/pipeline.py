@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_bus.core.binding import Routing
 from omni_bus.errors import unknown_name
 from omni_bus.wire.frames import RouteEdge
 
@@ -27,6 +28,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     max_queued: int = 256
     timeout_s: float | None = None
     max_queued_bytes: int = 256 * 1024 * 1024
+    routing: Routing = "prefix"
 
     @property
     def inputs(self) -> dict[str, str]:

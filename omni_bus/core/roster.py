@@ -32,7 +32,7 @@ class Roster:
 
     def marks(self, actor: Actor) -> dict[str, Any]:
         """Return what a row about an actor says beside the actor's own word."""
-        return self._administration.describe(actor, self._bindings.outstanding(actor.sender))
+        return self._administration.describe(actor, self.outstanding(actor.peer.actor))
 
     def present(self, now: float) -> list[dict[str, Any]]:
         """Return a row for each actor that is here."""
@@ -54,12 +54,15 @@ class Roster:
         return [row | self._administration.marks(row["actor"], row["stage"]) for row in rows]
 
     def outstanding(self, name: str) -> int:
-        """Return in how many requests an actor takes part: bound to a stage's replica, or asked for by a client."""
+        """Return in how many requests an actor takes part: bound to a stage's replica, or asked for by a client.
+
+        At least one for a replica of which a new coordinator can't tell yet.
+        """
         actor = self._membership.named(name)
         if actor is None:
-            return self._administration.is_awaited_itself(name)
+            return int(self._administration.is_unsure(name))
         if actor.role == "stage":
-            return self._bindings.outstanding(actor.sender)
+            return max(self._bindings.outstanding(actor.sender), int(self._administration.is_unsure(name)))
         return sum(1 for entry in self._requests.values() if entry.client == actor.peer and entry.error is None)
 
     def takes_part(self, name: str) -> list[tuple[RequestId, Request]]:

@@ -254,6 +254,7 @@ class StageCore:
             outputs=frozenset(live.out_ports),
             priority=route.priority,
             deadline=None if route.timeout_s is None else now + route.timeout_s,
+            inputs=frozenset(route.edges[edge].target_port for edge in live.in_edges),
         )
         if state is State.GATHERING:
             return live, []

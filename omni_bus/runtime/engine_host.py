@@ -366,16 +366,19 @@ class StreamingHost:
                 raise AssertionError(f"a streaming engine has no {effect}")
 
     async def close(self) -> None:
-        """Cancel every generator and wait for it."""
+        """Cancel every generator and wait for it, then close what the engine has on this loop."""
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         for run in self._runs.values():
             run.is_aborted = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._engine.aclose()
 
     def _start(self, request: RequestId) -> None:
         run = self._runs[request] = _Run(_StreamInputs(request, self._listener))
+        for port in self._engine.optional_inputs - self._listener.request(request).inputs:
+            run.inputs.feed(port, (), is_last=True)  # no edge leads there
         run.task = asyncio.create_task(self._run(request, run), name=f"{self._stage} {request}")
         run.task.add_done_callback(lambda _: self._runs.pop(request, None))
 

@@ -119,6 +119,9 @@ class Application:
             plan.timeout_s,
             key=plan.key,
             input_bytes=plan.input_bytes,
+            tokens=plan.tokens,
+            prefix=plan.prefix,
+            session=plan.session,
         )
         if plan.timeout_s is not None:
             self._world.deadlines[request] = self._world.now + plan.timeout_s

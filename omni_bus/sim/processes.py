@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from omni_bus.core.binding import tokens_of
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer, Stall
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from omni_bus.wire.payloads import Payload
 
 MEMBER_FRAMES = (Welcome, Refused, Introduce, Ping, Lost, Broken)
-_HOUSEKEEPING = frozenset({"heartbeat", "alive"})
+_HOUSEKEEPING = frozenset({"heartbeat", "alive", "strangers"})
 
 MAX_LATE_HOPS = 25
 """Mean delays that a submit, its admission and a hello may take together on links that don't stall."""
@@ -205,6 +206,11 @@ class CoordinatorProcess(Process):
         pending = Counter(peer.sender for entry in requests.values() for peer in entry.pending.values())
         if pending != core._bindings._outstanding:
             raise Violation(f"outstanding work is {pending}, counted is {core._bindings._outstanding}")
+        tokens: Counter[Sender] = Counter()
+        for entry in requests.values():
+            tokens.update({peer.sender: tokens_of(entry.submit) for peer in entry.pending.values()})
+        if tokens != core._bindings._tokens:
+            raise Violation(f"outstanding tokens are {tokens}, counted are {core._bindings._tokens}")
         for name, admission in core._admission.items():
             entries = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in entries.items() if e.state is RequestState.QUEUED}

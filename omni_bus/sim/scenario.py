@@ -68,6 +68,9 @@ class RequestPlan(msgspec.Struct):
     has_bad_params: bool
     key: str = ""
     input_bytes: int = 0
+    tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    session: str = ""
 
 
 class FaultPlan(msgspec.Struct):
@@ -196,11 +199,14 @@ def _give_callers(scenario: Scenario, rng: Random) -> None:
         for plan in plans:
             plan.key = rng.choice(("", "a", "a", "b"))
             plan.input_bytes = rng.choice((0, 1, 60, 101))
+            plan.tokens = rng.choice((0, 1, 1000))
+            plan.prefix = tuple(range(rng.choice((0, 1, 3))))
+            plan.session = rng.choice(("", "", "s", "t"))
 
 
 def draw(rng: Random) -> Scenario:
     """Draw a scenario: small, since many small ones find more than a few large ones."""
-    # Apart, so that the seeds that once failed still make the same schedules.
+    # Apart, so that what else a seed draws does not depend on it.
     apart = Random(rng.getstate()[1][3])
     scenario = _draw(rng)
     if apart.random() < 0.4:

@@ -33,6 +33,7 @@ from omni_bus.wire.frames import (
     Welcome,
 )
 from omni_bus.wire.payloads import Text, check, check_plain
+from omni_bus.wire.prefix import MAX_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,9 @@ def _check_progress(frame: Progress) -> None:
 
 def _check_submit(frame: Submit) -> None:
     _seconds("Submit.timeout_s", frame.timeout_s)
-    _counts(frame, "input_bytes")
+    _counts(frame, "input_bytes", "tokens")
+    if len(frame.prefix) > MAX_BLOCKS:
+        raise ValueError(f"Submit.prefix has {len(frame.prefix)} blocks (allowed: at most {MAX_BLOCKS})")
 
 
 def _check_open(frame: Open) -> None:

@@ -233,12 +233,13 @@ class Broken(Frame, frozen=True):
     """The connection from `source` to `target` broke while both live: frames that were under way on it may be lost.
 
     Or none can be made, and frames wait.
-    From `source` to the coordinator, which answers with the same once it has ended what that concerns, and tells
-    `target` too.
+    From `source` to the coordinator, which ends what that concerns, tells `target`, and answers with the same once all
+    who had to hear of it have: until then `source` repeats it to each coordinator. `number` counts the source's breaks.
     """
 
     source: Peer
     target: Peer
+    number: int = 0
 
 
 class Ping(Frame, frozen=True):
@@ -262,6 +263,9 @@ class Submit(Frame, frozen=True):
 
     Higher priority goes first. `input_bytes` is what the client holds for the request while it waits. Whoever does not
     know whether it was heard repeats it as the next attempt; an answer to a former one does not count.
+
+    What helps to choose replicas: `tokens` that prompt and answer may come to (0: not known); `prefix`, hashes of the
+    prompt's beginning (`omni_bus.wire.prefix`); `session`, whose requests stay together.
     """
 
     request: RequestId
@@ -273,6 +277,9 @@ class Submit(Frame, frozen=True):
     trace: str = ""
     input_bytes: int = 0
     attempt: int = 0
+    tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    session: str = ""
 
 
 class Admit(Frame, frozen=True):

@@ -1,40 +1,173 @@
-from omni_bus.core.binding import Bindings
-from omni_bus.core.membership import Membership
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_bus.core import binding
+from omni_bus.core.binding import BLOCK_TOKENS, MAX_REMEMBERED_BLOCKS, UNTOLD_TOKENS, Bindings, Routing
+from omni_bus.core.membership import Actor, Membership
 from omni_bus.ids import Peer
-from omni_bus.wire.frames import Hello
+from omni_bus.wire.frames import Hello, Submit
 
 
-def replicas(count: int):
+def replicas(count: int) -> list[Actor]:
     membership = Membership()
     for number in range(count):
         membership.join(Hello(1, Peer(f"llm.{number}", 1, "e"), "stage", "llm", number, is_ready=True), 0.0)
-    return membership.replicas("llm")
+    return list(membership.replicas("llm"))
 
 
-def test_least_outstanding_replica_is_chosen():
-    bindings = Bindings()
-    three = replicas(3)
-
-    assert [bindings.bind(three).actor for _ in range(4)] == ["llm.0", "llm.1", "llm.2", "llm.0"]
-    bindings.release(three[1].sender)
-    assert bindings.bind(three).actor == "llm.1"
-    assert bindings.total == 4
+def asks(**fields: Any) -> Submit:
+    return Submit("r", "chat", (), **fields)
 
 
-def test_adopted_work_counts():
-    bindings = Bindings()
-    two = replicas(2)
-    bindings.rebind(two[0].sender)
-
-    assert bindings.bind(two).actor == "llm.1"
-    assert bindings.outstanding(two[0].sender) == 1
+PLAIN = asks()
 
 
-def test_released_work_leaves_nothing():
-    bindings = Bindings()
-    two = replicas(2)
-    peer = bindings.bind(two)
-    bindings.release(peer.sender)
+class Stage:
+    """Binds to the replicas of one stage, and says which by number."""
 
-    assert bindings.total == 0
-    assert bindings._outstanding == {}
+    def __init__(self, count: int, routing: Routing = "prefix") -> None:
+        self.bindings = Bindings()
+        self.replicas = replicas(count)
+        self.routing: Routing = routing
+
+    def bind(self, submit: Submit = PLAIN, *, among: tuple[int, ...] = (), is_entry: bool = True) -> int:
+        found = [actor for actor in self.replicas if not among or actor.replica in among]
+        peer = self.bindings.bind("llm", found, submit, self.routing, is_entry=is_entry)
+        return int(peer.actor.removeprefix("llm."))
+
+    def release(self, number: int, submit: Submit = PLAIN) -> None:
+        self.bindings.release(self.replicas[number].sender, submit)
+
+
+def test_least_outstanding_replica_is_chosen() -> None:
+    stage = Stage(3)
+
+    assert [stage.bind() for _ in range(4)] == [0, 1, 2, 0]
+    stage.release(1)
+    assert stage.bind() == 1
+    assert stage.bindings.total == 4
+
+
+def test_tokens_weigh_not_requests() -> None:
+    stage = Stage(2)
+    long, short = asks(tokens=1000), asks(tokens=100)
+
+    assert stage.bind(long) == 0
+    assert [stage.bind(short) for _ in range(9)] == [1] * 9
+    assert stage.bind(short) == 1  # 900 there, 1000 here
+    stage.release(0, long)
+    assert stage.bind(short) == 0
+
+
+def test_untold_work_counts_as_much_as_told_work_of_that_size() -> None:
+    stage = Stage(2)
+
+    assert stage.bind() == 0
+    assert stage.bind(asks(tokens=UNTOLD_TOKENS)) == 1
+    assert stage.bind() == 0
+
+
+def test_adopted_work_counts() -> None:
+    stage = Stage(2)
+    stage.bindings.rebind(stage.replicas[0].sender, PLAIN)
+
+    assert stage.bind() == 1
+    assert stage.bindings.outstanding(stage.replicas[0].sender) == 1
+
+
+def test_prompt_goes_where_its_beginning_was_seen_until_that_replica_is_busier_by_what_it_saves() -> None:
+    stage = Stage(2)
+    shared = tuple(range(10))
+    ask = asks(tokens=11 * BLOCK_TOKENS, prefix=shared)
+    assert stage.bind(ask) == 0
+    stage.release(0, ask)
+    stage.bind(asks(tokens=9 * BLOCK_TOKENS), among=(0,))
+
+    assert stage.bind(ask) == 0  # nine blocks of work there, ten are saved
+    assert stage.bind(ask) == 1  # twenty blocks of work there
+    assert stage.bindings.num_cached(stage.replicas[1].sender, shared) == 10
+
+
+def test_only_the_beginning_counts() -> None:
+    stage = Stage(2)
+    ask = asks(tokens=640, prefix=(1, 2, 3))
+    stage.release(stage.bind(ask), ask)
+    seen = stage.replicas[0].sender
+
+    assert [stage.bindings.num_cached(seen, prefix) for prefix in [(1, 2, 3, 4), (1, 9, 3), (9,), ()]] == [3, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("routing", "is_entry"), [("least_tokens", True), ("prefix", False)])
+def test_prefixes_matter_only_where_they_are_asked_for_and_read(routing: Routing, is_entry: bool) -> None:  # noqa: FBT001
+    stage = Stage(2, routing)
+    ask = asks(tokens=640, prefix=(1, 2, 3))
+
+    assert [stage.bind(ask, is_entry=is_entry) for _ in range(4)] == [0, 1, 0, 1]
+    assert not stage.bindings._seen
+
+
+def test_lost_replica_has_seen_nothing() -> None:
+    stage = Stage(1)
+    ask = asks(prefix=(1, 2))
+    stage.bind(ask)
+    stage.bindings.forget(stage.replicas[0].sender)
+
+    assert stage.bindings.num_cached(stage.replicas[0].sender, (1, 2)) == 0
+
+
+def test_memory_of_prefixes_is_bounded_and_keeps_what_is_shared() -> None:
+    stage = Stage(1)
+    for i in range(MAX_REMEMBERED_BLOCKS):
+        ask = asks(prefix=(-1, -2, i))
+        stage.release(stage.bind(ask), ask)
+
+    seen = stage.bindings._seen[stage.replicas[0].sender]
+    assert len(seen) == MAX_REMEMBERED_BLOCKS
+    assert -1 in seen
+    assert 0 not in seen
+
+
+def test_session_stays_with_its_replica_while_that_may_be_bound() -> None:
+    stage = Stage(3)
+    mine, other = asks(session="s", key="me"), asks(session="s", key="you")
+
+    assert stage.bind(mine) == 0
+    assert [stage.bind(mine) for _ in range(3)] == [0, 0, 0]
+    assert stage.bind(other) == 1  # another caller's session of the same name
+    assert stage.bind(mine, among=(1, 2)) == 2
+    assert stage.bind(mine) == 2  # where it went, its state is now
+
+
+def test_memory_of_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "MAX_SESSIONS", 2)
+    stage = Stage(2)
+    for name in ("a", "b", "c"):
+        stage.bind(asks(session=name))
+
+    assert [session for _, session, _ in stage.bindings._sessions] == ["b", "c"]
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    stage = Stage(3, "round_robin")
+
+    assert [stage.bind(asks(tokens=n)) for n in (1000, 1, 1, 1)] == [0, 1, 2, 0]
+    assert [stage.bind(among=(0, 2)) for _ in range(3)] == [2, 0, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["", "s"]))))
+def test_released_work_leaves_nothing(work: list[tuple[int, list[int], str]]) -> None:
+    stage = Stage(3)
+    bound = [
+        (stage.bind(submit), submit)
+        for submit in (asks(tokens=tokens, prefix=tuple(prefix), session=session) for tokens, prefix, session in work)
+    ]
+    assert stage.bindings.total == len(bound)
+    for number, submit in bound:
+        stage.release(number, submit)
+
+    assert (stage.bindings.total, stage.bindings._outstanding, stage.bindings._tokens) == (0, {}, {})

@@ -57,13 +57,27 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator, and the frames that it sent to each actor."""
 
-    def __init__(self, *, max_in_flight=4, max_queued=4, timeout_s=None, non_idempotent=frozenset(), quotas=None):
+    def __init__(
+        self,
+        *,
+        max_in_flight=4,
+        max_queued=4,
+        timeout_s=None,
+        non_idempotent=frozenset(),
+        quotas=None,
+        heartbeat_s=1.0,
+        awaited=(),
+    ):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued, timeout_s, 1000)
-        self.core = CoordinatorCore(Peer("coordinator", 9, "c"), {"chat": pipeline}, quotas=quotas)
+        self.core = CoordinatorCore(
+            Peer("coordinator", 9, "c"), {"chat": pipeline}, heartbeat_s, quotas, awaited=awaited
+        )
+        self.heartbeat_s = heartbeat_s
         self.now = 0.0
         self.sent: list[Any] = []
         self.forgotten: list[Peer] = []
         self.timers: dict[tuple[str, str], float] = {}
+        self.take(self.core.start(self.now))
 
     def take(self, effects):
         for effect in effects:
@@ -114,12 +128,12 @@ class Deployment:
         while self.now < at:
             for peer in peers:
                 self.frame(peer, Heartbeat(peer.endpoint))
-            self.wait_until(min(at, self.now + 1.0))
+            self.wait_until(min(at, self.now + self.heartbeat_s))
 
     def is_clean(self):
         core = self.core
         counts = core._admission["chat"].counts
-        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
         return not (core.num_live or core._bindings.total or counts.in_flight or counts.queued or kinds)
 
 
@@ -171,6 +185,40 @@ def test_stranger_is_asked_to_introduce_itself():
     deployment.frame(LLM, Ready())
 
     assert deployment.sent == [Send(Peer("llm.0", 1, "there"), Introduce())]
+
+
+def test_way_to_a_stranger_that_never_introduces_itself_is_closed():
+    deployment, elsewhere = Deployment(), Peer(LLM.actor, LLM.incarnation, "elsewhere")
+    for stranger in (LLM, VOICE, elsewhere):
+        deployment.frame(stranger, Heartbeat(stranger.endpoint))
+    deployment.frame(GATEWAY, Hello(PROTOCOL_VERSION + 1, GATEWAY, "gateway"))
+    deployment.join(LLM)
+
+    deployment.beat_until(20.0, LLM)
+
+    assert deployment.forgotten == [VOICE, elsewhere, GATEWAY]
+
+
+def test_refused_hello_of_a_member_closes_no_way_to_it(up):
+    up.frame(GATEWAY, Hello(PROTOCOL_VERSION + 1, GATEWAY, "gateway"))
+
+    up.beat_until(20.0, LLM, VOICE, GATEWAY)
+
+    assert up.forgotten == []
+
+
+def test_who_asked_for_health_and_left_is_sent_nothing(up):
+    """It would open the way to it again, which nobody would close."""
+    up.join(SUPERVISOR)
+    up.frame(SUPERVISOR, Admin(1, "health", {}))
+    up.frame(SUPERVISOR, Goodbye())
+
+    for peer in (LLM, VOICE, GATEWAY):
+        for ping in up.to(peer, Ping):
+            up.frame(peer, Pong(ping.nonce))
+
+    assert up.to(SUPERVISOR, AdminReply) == []
+    assert up.is_clean()
 
 
 def test_silent_actor_is_lost_after_five_beats(up):
@@ -836,6 +884,22 @@ def test_id_of_a_successor_that_was_used_already_is_not_used_again(up):
 
     assert [reroute.request for reroute in up.to(GATEWAY, Reroute)] != ["r"]
     assert "r" in [failed.request for failed in up.to(GATEWAY, Failed)]
+
+
+def test_who_was_never_welcomed_has_the_time_of_its_own_heartbeat_to_say_hello():
+    """It does not know the deployment's heartbeat, which is shorter: its first sign of life comes after a second."""
+    deployment = Deployment(heartbeat_s=0.1)
+    deployment.join(LLM, GATEWAY, live=(route(),))
+    deployment.beat_until(1.0, LLM, GATEWAY)
+    assert deployment.to(GATEWAY, Failed) == deployment.to(GATEWAY, Reroute) == []
+
+    deployment.join(VOICE, live=(route(),))
+    deployment.beat_until(20.0, LLM, VOICE, GATEWAY)
+
+    assert deployment.to(GATEWAY, Failed) == deployment.to(GATEWAY, Reroute) == []
+    for stage in (LLM, VOICE):
+        deployment.frame(stage, Done("r"))
+    assert deployment.is_clean()
 
 
 def test_adopted_request_has_a_successor_once():

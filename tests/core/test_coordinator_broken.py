@@ -27,6 +27,13 @@ from omni_bus.wire.frames import (
 from tests.core.test_coordinator import GATEWAY, LLM, VOICE, Deployment, codes, route
 
 
+def confirm(deployment: Deployment, *peers: Peer) -> None:
+    """Have these actors answer every ping."""
+    for peer in peers:
+        for ping in deployment.to(peer, Ping):
+            deployment.frame(peer, Pong(ping.nonce))
+
+
 @pytest.fixture
 def up() -> Deployment:
     deployment = Deployment()
@@ -48,7 +55,9 @@ def test_broken_connection_ends_what_both_ends_work_on(up):
     assert codes(up.to(GATEWAY, Failed)) == ["link_broken"]
     assert [cancel.request for cancel in up.to(LLM, Cancel)] == ["both"]
     assert [cancel.request for cancel in up.to(VOICE, Cancel)] == ["both"]
-    assert up.to(LLM, Broken) == up.to(VOICE, Broken) == [Broken(LLM, VOICE)]
+    assert up.to(VOICE, Broken) == [Broken(LLM, VOICE)]
+    confirm(up, VOICE, GATEWAY)
+    assert up.to(LLM, Broken) == [Broken(LLM, VOICE)]
     assert up.to(GATEWAY, Broken) == []
     for stage in (LLM, VOICE):
         up.frame(stage, Cancelled("both"))
@@ -75,8 +84,99 @@ def test_broken_connection_of_what_is_done_ends_nothing(up):
     up.frame(GATEWAY, Broken(GATEWAY, LLM))
     up.frame(LLM, Pong(NONCE))
 
+    confirm(up, LLM)
     assert up.to(GATEWAY, Failed) == []
     assert up.to(GATEWAY, Broken) == [Broken(GATEWAY, LLM)]
+
+
+@pytest.mark.parametrize("last", [VOICE, GATEWAY], ids=lambda who: who.actor)
+def test_source_repeats_a_break_until_all_who_must_hear_of_it_have(up, last):
+    """A coordinator that dies may have told the source only: the next one would wait for what is lost."""
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Broken(LLM, VOICE, 1))
+    confirm(up, VOICE)  # that it lives
+    confirm(up, *({VOICE, GATEWAY} - {last}))
+    up.frame(LLM, Broken(LLM, VOICE, 1))
+    assert up.to(LLM, Broken) == []
+
+    confirm(up, last)
+    assert up.to(LLM, Broken) == [Broken(LLM, VOICE, 1)]
+    assert len(up.to(GATEWAY, Reroute)) == 1
+
+    up.frame(LLM, Broken(LLM, VOICE, 1))
+    assert up.to(LLM, Broken) == [Broken(LLM, VOICE, 1)], "the answer was lost"
+    assert up.to(VOICE, Ping) == up.to(GATEWAY, Reroute) == []
+
+
+def test_sign_of_life_is_no_confirmation(up):
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Broken(LLM, VOICE, 1))
+    up.frame(VOICE, Pong(NONCE))
+
+    for peer in (VOICE, GATEWAY):
+        up.frame(peer, Pong(NONCE))
+        up.join(peer, live=(route(),) if peer == GATEWAY else ())
+
+    assert up.to(LLM, Broken) == []
+
+
+def test_who_leaves_has_nothing_to_confirm(up):
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Broken(LLM, VOICE, 1))
+    confirm(up, VOICE)
+    confirm(up, VOICE)
+    assert up.to(LLM, Broken) == []
+
+    up.frame(GATEWAY, Goodbye())
+
+    assert up.to(LLM, Broken) == [Broken(LLM, VOICE, 1)]
+
+
+def test_what_a_client_may_have_missed_of_a_break_is_repeated_with_its_hello(up):
+    """Its own connection to the coordinator broke too, and it alone knows whether chunks are missing."""
+    up.submit("r")
+    up.frame(LLM, Done("r"))
+    up.frame(LLM, Broken(LLM, GATEWAY, 1))
+    up.frame(GATEWAY, Pong(NONCE))
+    assert up.to(GATEWAY, Broken) == [Broken(LLM, GATEWAY, 1)]
+
+    up.join(GATEWAY, live=(route(llm=LLM),))
+    assert up.to(GATEWAY, Broken) == [Broken(LLM, GATEWAY, 1)]
+    confirm(up, GATEWAY)
+    assert up.to(LLM, Broken) == [Broken(LLM, GATEWAY, 1)]
+    up.join(GATEWAY)
+    assert up.to(GATEWAY, Broken) == []
+
+
+def test_second_break_of_a_connection_is_one_of_its_own(up):
+    for number in (1, 2):
+        up.submit(f"r{number}")
+        up.frame(LLM, Broken(LLM, GATEWAY, number))
+        confirm(up, GATEWAY)
+        confirm(up, GATEWAY)
+
+    assert up.to(LLM, Broken) == [Broken(LLM, GATEWAY, 1), Broken(LLM, GATEWAY, 2)]
+    assert [reroute.request for reroute in up.to(GATEWAY, Reroute)] == ["r1", "r2"]
+
+
+def test_new_coordinator_answers_no_break_before_all_whom_it_may_concern_had_their_time():
+    """If it died too meanwhile, the next one would be as ignorant of the break as this one is of the request."""
+    new = Deployment(awaited=("llm.0", "voice.0"))
+    new.join(LLM, VOICE)
+    new.frame(LLM, Broken(LLM, VOICE, 1))
+    confirm(new, VOICE)
+    confirm(new, VOICE)
+    assert new.to(LLM, Broken) == []
+    new.beat_until(4.0, LLM, VOICE)
+    new.join(GATEWAY, live=(route(),))
+    new.beat_until(9.5, LLM, VOICE, GATEWAY)
+    assert [reroute.error.code for reroute in new.to(GATEWAY, Reroute)] == ["link_broken"]
+
+    new.beat_until(20.0, LLM, VOICE, GATEWAY)
+    assert new.to(LLM, Broken) == []
+    confirm(new, GATEWAY)
+
+    assert new.to(LLM, Broken) == [Broken(LLM, VOICE, 1)]
 
 
 def test_break_is_told_by_its_own_source_only(up):
@@ -144,7 +244,9 @@ def test_break_towards_whom_a_new_coordinator_has_not_met_waits_for_its_hello():
 
     assert [reroute.error.code for reroute in new.to(GATEWAY, Reroute)] == ["link_broken"]
     assert [cancel.request for cancel in new.to(LLM, Cancel)] == ["r"]
-    assert new.to(GATEWAY, Broken) == new.to(LLM, Broken) == [Broken(GATEWAY, LLM)]
+    assert new.to(LLM, Broken) == [Broken(GATEWAY, LLM)]
+    confirm(new, LLM, GATEWAY)
+    assert new.to(GATEWAY, Broken) == [Broken(GATEWAY, LLM)]
 
 
 def test_break_towards_somebody_who_never_says_hello_is_answered_in_the_end():

@@ -128,7 +128,7 @@ class Deployment:
     def is_clean(self) -> bool:
         core = self.core
         counts = core._admission["chat"].counts
-        kinds = {kind for kind, _ in self.timers} - {"alive"}
+        kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
         return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
 
 
@@ -436,6 +436,43 @@ def test_who_served_before_and_loads_again_is_not_waited_for():
 
     deployment.say(again, Ready())
     assert deployment.bound() == {"a": ["llm.0"]}
+
+
+@pytest.mark.parametrize("teller", [GATEWAY, VOICE], ids=lambda who: who.actor)
+def test_new_coordinator_takes_no_replica_for_empty_that_only_others_know_to_be_bound(teller):
+    """What opens the request there may be under way yet, so that the replica itself knows nothing of it."""
+    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"))
+    route = Route("r", "chat", GATEWAY, {"llm": LLM, "voice": VOICE}, EDGES)
+    deployment.join(LLM, LLM_1, *({VOICE, GATEWAY} - {teller}), SUPERVISOR)
+
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+    deployment.join(teller, live=(route,))
+    deployment.is_due(("awaited", ""))
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+
+    deployment.say(LLM, Done("r"))
+    assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+
+
+def test_new_coordinator_takes_a_replica_for_empty_once_all_had_the_time_to_tell():
+    deployment = Deployment(awaited=("llm.0", "voice.0"))
+    deployment.join_all()
+    deployment.admin("drain", actors=["llm.0"], timeout_s=1.0)
+    deployment.is_due(("drain", "1"))
+    assert deployment.reply() == {"outstanding": {"llm.0": 1}, "has_cut": False}, "it can't tell yet"
+
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+    deployment.is_due(("awaited", ""))
+    assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+
+
+def test_new_coordinator_knows_at_once_of_replicas_that_served_under_no_other():
+    deployment = Deployment(awaited=("voice.0",))
+    deployment.join_all()
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+
+    assert deployment.reply() == {"outstanding": {}, "has_cut": False}
 
 
 def test_first_coordinator_awaits_nobody():

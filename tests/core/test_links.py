@@ -105,3 +105,41 @@ def test_settled_breaks_are_remembered_for_a_time_and_not_without_limit():
     assert Broken(LLM, VOICE) not in links.settled_since(0.0)
     assert links.settled_since(0.0)[0] == Broken(GATEWAY, LLM)
     assert len(links.settled_since(0.0)) == MAX_SETTLED
+
+
+def test_break_can_be_answered_once_when_all_who_were_told_confirm_it():
+    links, broken = BrokenLinks(), Broken(LLM, VOICE, 1)
+    links.remember(broken, 1.0)
+    assert links.is_settled(broken)
+    first, second = links.tell(broken, (GATEWAY, VOICE, GATEWAY))
+    assert (first, second) == (Send(GATEWAY, Ping(-1)), Send(VOICE, Ping(-2)))
+
+    assert links.on_pong(GATEWAY.sender, -2) == links.on_pong(LLM.sender, -1) == []
+    assert links.on_pong(VOICE.sender, -2) == []
+    assert links.tell_again(VOICE) == []
+    assert links.tell_again(GATEWAY) == [Send(GATEWAY, Ping(-3))]
+    assert links.on_pong(GATEWAY.sender, -1) == [], "what was sent before may be lost, this one may be late"
+    assert not links.is_answered(broken)
+    assert links.on_pong(GATEWAY.sender, -3) == [broken]
+
+    assert links.is_answered(broken)
+    assert links.on_pong(GATEWAY.sender, -3) == links.forget(GATEWAY.sender) == []
+
+
+def test_breaks_are_not_answered_while_there_is_patience():
+    links, broken = BrokenLinks(), Broken(LLM, VOICE, 1)
+    links.be_patient()
+    links.remember(broken, 1.0)
+    links.tell(broken, (GATEWAY,))
+    assert links.forget(GATEWAY.sender) == []
+
+    assert links.lose_patience() == [broken]
+    assert links.lose_patience() == []
+
+
+def test_target_is_told_again_of_a_break_that_it_has_not_confirmed():
+    links, broken = BrokenLinks(), Broken(LLM, GATEWAY, 1)
+    links.remember(broken, 1.0)
+    links.tell(broken, (GATEWAY,))
+
+    assert links.tell_again(GATEWAY) == [Send(GATEWAY, broken), Send(GATEWAY, Ping(-2))]

@@ -118,7 +118,7 @@ def test_lost_peer_is_forgotten(member):
 
 
 def test_broken_connection_is_told_until_the_coordinator_says_that_it_knows(member):
-    broken = Broken(ME, ROUTE.gateway)
+    broken = Broken(ME, ROUTE.gateway, 1)
     assert member.on_link_broken(ROUTE.gateway, 0.0) == [Send(COORDINATOR, broken)]
 
     assert [send.frame for send in member.on_frame(Introduce(), 0.0)][1:] == [broken]
@@ -127,6 +127,14 @@ def test_broken_connection_is_told_until_the_coordinator_says_that_it_knows(memb
 
     assert member.on_frame(broken, 0.0) == []
     assert [send.frame for send in member.on_frame(Introduce(), 0.0)][1:] == []
+
+
+def test_answer_to_a_former_break_of_a_connection_is_none_to_the_next(member):
+    member.on_link_broken(ROUTE.gateway, 0.0)
+    member.on_link_broken(ROUTE.gateway, 1.0)
+    member.on_frame(Broken(ME, ROUTE.gateway, 1), 2.0)
+
+    assert [send.frame for send in member.on_frame(Introduce(), 3.0)][1:] == [Broken(ME, ROUTE.gateway, 2)]
 
 
 def test_broken_connection_to_a_lost_peer_is_told_no_more(member):
@@ -143,7 +151,7 @@ def test_broken_connection_to_the_coordinator_is_answered_with_a_new_introductio
 
     assert isinstance(hello, Hello)
     assert hello.live == (ROUTE,)
-    assert broken == Broken(ME, ROUTE.gateway)
+    assert broken == Broken(ME, ROUTE.gateway, 1)
 
 
 def test_progress_and_goodbye_go_to_the_coordinator(member):

@@ -1,0 +1,184 @@
+"""Schedules that are written, not drawn: one kind of trouble each, striking at every step of a stretch.
+
+Seeds make other schedules whenever a core sends a frame more; these stay what they are. Each is also run with a core
+that lacks what mends its trouble: a stretch that has moved away from it would be noticed by that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from omni_bus.core.administration import Administration
+from omni_bus.core.adoption import Adoption
+from omni_bus.core.client import ClientCore
+from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.stage import EngineShape
+from omni_bus.sim.ledger import Violation
+from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
+from omni_bus.sim.world import World
+from omni_bus.wire.frames import RouteEdge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from omni_bus.sim.scenario import FaultKind
+
+
+def scenario(*faults: FaultPlan, graph: str, **fields: Any) -> Scenario:
+    """Two requests without time limit, read slowly over narrow edges; one replica of each stage."""
+    edges = tuple(RouteEdge(*edge, "text", window_chunks=2, window_bytes=400) for edge in GRAPHS[graph])
+    pipeline = Pipeline(graph, graph, (), edges, frozenset(), 8, 8)
+    plain = RequestPlan(
+        "r0", graph, (), submit_at=0.15, num_inputs=4, reader="slow", priority=0, timeout_s=None,
+        cancel_after_events=None, is_burst=False, input_s=0.001, has_bad_params=False,
+    )  # fmt: skip
+    return Scenario(
+        pipelines={graph: pipeline},
+        stages={stage: StagePlan(EngineShape.STEP_FED, 1, 4, 4) for stage in pipeline.stages},
+        requests=[[plain, msgspec.structs.replace(plain, id="r1")]],
+        faults=list(faults),
+        delay_s=0.02,
+        step_s=0.001,
+        failure_rate=0.0,
+        asks_health=False,
+        **{"heartbeat_s": 1.0, "has_supervisor": False, **fields},
+    )
+
+
+def kill_coordinator(at_step: int, down_s: float) -> FaultPlan:
+    return FaultPlan("kill_coordinator", at_step, down_s, loses_frames=True)
+
+
+def coordinators_that_die(seed: int) -> Iterator[World]:
+    """What nobody reads ends with its time limit, which the next one has to know of."""
+    for step in range(20, 60):
+        script = scenario(kill_coordinator(step, 0.05), graph="chain")
+        for plan in script.requests[0]:
+            plan.reader, plan.timeout_s = "stuck", 3.0
+        yield World(seed, scenario=script)
+
+
+def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[World]:
+    """The next one is asked what the replica has left before the gateway has told what is bound to it."""
+    restart = OperationPlan("restart", 0.14, "voice", 0, timeout_s=5.0, is_forced=False)
+    for step in range(30, 60):
+        script = scenario(
+            kill_coordinator(step, 0.05), graph="chain", heartbeat_s=0.1, has_supervisor=True, operations=[restart]
+        )
+        for plan in script.requests[0]:
+            plan.submit_at, plan.input_s = 0.1, 0.2
+        world = World(seed, scenario=script)
+        world.after(0.15, _stall, world)
+        yield world
+
+
+def _stall(world: World) -> None:
+    world.stall(world.processes["gateway.0"], world.coordinator, until=0.5)
+
+
+def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
+    """Who never was beats once in a second; the requests of the others, which are bound to it, wait for its hello."""
+    for step in range(15, 55):
+        script = scenario(kill_coordinator(step, 0.05), graph="fan_out", heartbeat_s=0.1)
+        for plan in script.requests[0]:
+            plan.submit_at = 0.06
+        yield World(seed, scenario=script)
+
+
+def coordinators_that_die_with_a_stage(seed: int) -> Iterator[World]:
+    """The stage dies first, or while there is no coordinator to be told."""
+    for step in range(25, 60):
+        kill_stage = FaultPlan("kill_stage", step, 1.0, loses_frames=True)
+        yield World(seed, scenario=scenario(kill_stage, kill_coordinator(step + step % 7, 1.0), graph="chain"))
+
+
+def stages_that_die_before_and_after_a_coordinator(seed: int) -> Iterator[World]:
+    """A request that kills its stage takes one more down, not one more for each coordinator."""
+    for step in range(25, 60, 3):
+        for later in (25, 40, 60):
+            kills: list[tuple[FaultKind, int]] = [
+                ("kill_stage", step), ("kill_coordinator", step + 12), ("kill_stage", step + later)
+            ]  # fmt: skip
+            script = scenario(*(FaultPlan(kind, at, 0.3, loses_frames=False) for kind, at in kills), graph="single")
+            script.stages["llm"].replicas = 2
+            script.has_supervisor = True
+            yield World(seed, scenario=script)
+
+
+def connections_that_break(seed: int) -> Iterator[World]:
+    """Among them the coordinator's, and those on which a stage's last chunks are under way."""
+    for step in range(20, 90):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        yield World(seed, scenario=scenario(broken, graph="single"))
+
+
+def coordinators_that_die_after_a_connection_broke(seed: int) -> Iterator[World]:
+    """What the first one told of the break has reached some of those whom it told, and not others."""
+    for step in range(30, 100, 5):
+        for later in range(3, 24, 2):
+            broken = FaultPlan("break", step, 1.0, loses_frames=False)
+            yield World(seed, scenario=scenario(broken, kill_coordinator(step + later, 1.0), graph="single"))
+
+
+def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
+    """Run each schedule in three interleavings; return what breaks an invariant first."""
+    for seed in range(3):
+        for number, world in enumerate(script(seed)):
+            try:
+                world.run()
+            except Violation as violation:
+                return f"schedule {number}, seed {seed}: {violation}"
+            assert world.faults.struck
+    return None
+
+
+adopt = Adoption.adopt
+
+
+def adopts_as_if_for_the_first_time(self, actor, route, ran_s, now):
+    return adopt(self, actor, msgspec.structs.replace(route, is_retry=False), ran_s, now)
+
+
+def answers_at_once(self, broken, *told):
+    return self._answer([broken])
+
+
+def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
+    return []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("script", "owner", "name", "without"),
+    [
+        (coordinators_that_die, Adoption, "adopt", sees_nothing),
+        (
+            coordinators_that_die_while_a_replica_is_emptied,
+            Administration,
+            "is_unsure",
+            lambda self, replica: replica in self._awaited,
+        ),
+        (
+            coordinators_that_die_before_all_are_welcomed,
+            CoordinatorCore,
+            "_patience_with_strangers_s",
+            property(lambda self: self._patience_s),
+        ),
+        (coordinators_that_die_with_a_stage, CoordinatorCore, "_check_adopted", sees_nothing),
+        (stages_that_die_before_and_after_a_coordinator, Adoption, "adopt", adopts_as_if_for_the_first_time),
+        (connections_that_break, CoordinatorCore, "_on_broken", sees_nothing),
+        (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
+        (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
+        (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
+)
+def test_scripted_schedules_keep_every_invariant_and_would_not_without(monkeypatch, script, owner, name, without):
+    assert first_violation(script) is None
+
+    monkeypatch.setattr(owner, name, without)
+    assert first_violation(script) is not None

@@ -1,5 +1,8 @@
 """Answers as vLLM gives them, turned into payloads: text, tokens, reasoning and tool calls."""
 
+# vLLM is not installed where the types are checked.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import inspect

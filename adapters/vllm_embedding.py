@@ -5,6 +5,9 @@ A prompt is read in one go and answered once, so there is nothing to suspend; vL
 `adapters.vllm_text`.
 """
 
+# vLLM is not installed where the types are checked.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import logging

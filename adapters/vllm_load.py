@@ -1,5 +1,8 @@
 """Starts vLLM inside the stage process, and tells how far it is."""
 
+# vLLM is not installed where the types are checked.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib

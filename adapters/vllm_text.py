@@ -6,6 +6,9 @@ a request's memory at once, and the stage says before each step which requests i
 exactly its own one (`adapters.vllm_suspension`).
 """
 
+# vLLM is not installed where the types are checked.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import concurrent.futures

@@ -135,7 +135,7 @@ def test_greedy_answer_is_the_model_s_own(engine: VllmText, model: Path) -> None
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     messages = [{"role": "user", "content": QUESTION}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
     [whole] = reference.generate(**prompt, do_sample=False, max_new_tokens=16)

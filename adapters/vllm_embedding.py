@@ -180,7 +180,9 @@ class VllmEmbedding(StepEngine):
             )
         except refusals() as error:
             field_ = getattr(error, "parameter", None) or "prompt"
-            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from error
+            # Without its frames, which would keep the prompt, and a thread where it was a regular expression.
+            said = error.with_traceback(None)
+            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from said
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM, which may read prompts of others too; their vectors wait for their own step."""

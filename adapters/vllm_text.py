@@ -253,7 +253,9 @@ class VllmText(StepEngine):
             )
         except refusals() as error:
             field_ = getattr(error, "parameter", None) or "prompt"
-            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from error
+            # Without its frames, which would keep the prompt, and a thread where it was a regular expression.
+            said = error.with_traceback(None)
+            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from said
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM for these requests; prompts beyond its budget of tokens go on in later ones."""

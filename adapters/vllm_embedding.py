@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from adapters.chat import read_prompt
 from adapters.token_bytes import TokenBytes
-from adapters.vllm_load import load_engine
+from adapters.vllm_load import close_engine, load_engine
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, media_of, render, rendered_of
 from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, refusals
@@ -230,7 +230,7 @@ class VllmEmbedding(StepEngine):
         engine, self._engine = self._engine, None
         self._running.clear()
         if engine is not None:
-            engine.engine_core.shutdown()
+            close_engine(engine)
 
 
 def _payload_of(port: str, data: Any) -> Tensor | Hidden:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
     report("starting the engine", 0.0)
     with _told(report):
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (
             OSError,
             ValueError,
@@ -62,6 +63,33 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
             ImportError,
         ) as error:
             raise StartFailed(f"vLLM can't start '{options.model}': {error}", field="model") from error
+    _remove_rendezvous(engine)
+    return engine
+
+
+def close_engine(engine: Any) -> None:
+    """Shut vLLM down; its worker processes, if it has any, end.
+
+    It looks for garbage twice meanwhile, through everything that was ever imported. That takes longer than a stage has
+    to close, in a process that ends next; who goes on gets the memory back by and by.
+    """
+    collect = gc.collect
+    gc.collect = lambda generation=2: 0
+    try:
+        engine.engine_core.shutdown()
+    finally:
+        gc.collect = collect
+
+
+def _remove_rendezvous(engine: Any) -> None:
+    """Remove the file in the temporary folder by which the engine's only process met itself.
+
+    vLLM leaves it to torch, which leaves it where the process is killed.
+    """
+    worker = getattr(getattr(engine.model_executor, "driver_worker", None), "worker", None)
+    method = getattr(worker, "distributed_init_method", None) or ""
+    if method.startswith("file://"):
+        Path(method.removeprefix("file://")).unlink(missing_ok=True)
 
 
 def _find_model(options: VllmOptions, context: Context, report: Report) -> str:

@@ -25,7 +25,7 @@ from adapters.chat import read_prompt
 from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
-from adapters.vllm_load import load_engine
+from adapters.vllm_load import close_engine, load_engine
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
     HONOURED,
@@ -336,7 +336,7 @@ class VllmText(StepEngine):
         engine, self._engine = self._engine, None
         self._running.clear()
         if engine is not None:
-            engine.engine_core.shutdown()
+            close_engine(engine)
 
     def statistics(self) -> Statistics:
         """Return what vLLM holds."""

@@ -23,7 +23,7 @@ from adapters.token_bytes import TokenBytes
 from adapters.vllm_load import close_engine, load_engine
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, media_of, render, rendered_of
-from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, refusals
+from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, submit
 from omni_bus.engine import EngineRequest, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StartFailed
 from omni_bus.wire.buffers import from_torch
@@ -170,19 +170,14 @@ class VllmEmbedding(StepEngine):
         from vllm import PoolingParams
 
         params: EmbeddingParams = request.params
-        try:
-            self._engine.add_request(
-                engine_id,
-                prompt.engine_prompt(params.cache_salt),
-                PoolingParams(task=task, dimensions=params.dimensions, use_activation=params.normalize),
-                lora_request=lora_request(self.options.lora, params.lora),
-                priority=-request.priority,
-            )
-        except refusals() as error:
-            field_ = getattr(error, "parameter", None) or "prompt"
-            # Without its frames, which would keep the prompt, and a thread where it was a regular expression.
-            said = error.with_traceback(None)
-            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from said
+        submit(
+            self._engine,
+            engine_id,
+            prompt.engine_prompt(params.cache_salt),
+            PoolingParams(task=task, dimensions=params.dimensions, use_activation=params.normalize),
+            lora_request=lora_request(self.options.lora, params.lora),
+            priority=-request.priority,
+        )
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM, which may read prompts of others too; their vectors wait for their own step."""

@@ -241,21 +241,17 @@ class VllmText(StepEngine):
             arguments["skip_special_tokens"] = False
         if not running.wants_answer:
             arguments["max_tokens"] = 1  # whose one token nobody sees: the prompt's log-probabilities come with it
-        try:
-            return self._engine.add_request(
-                request.id,
-                running.prompt.engine_prompt(params.cache_salt),
-                VllmSamplingParams(
-                    **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
-                ),
-                lora_request=lora_request(self.options.lora, params.lora),
-                priority=-request.priority,  # vLLM's lower values go first
-            )
-        except refusals() as error:
-            field_ = getattr(error, "parameter", None) or "prompt"
-            # Without its frames, which would keep the prompt, and a thread where it was a regular expression.
-            said = error.with_traceback(None)
-            raise BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_) from said
+        vllm_params = VllmSamplingParams(
+            **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
+        )
+        return submit(
+            self._engine,
+            request.id,
+            running.prompt.engine_prompt(params.cache_salt),
+            vllm_params,
+            lora_request=lora_request(self.options.lora, params.lora),
+            priority=-request.priority,  # vLLM's lower values go first
+        )
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM for these requests; prompts beyond its budget of tokens go on in later ones."""
@@ -378,7 +374,22 @@ def lora_request(folders: dict[str, str], name: str | None) -> Any:
     return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
 
 
-def refusals() -> tuple[type[Exception], ...]:
+def submit(engine: Any, request: str, prompt: dict[str, Any], params: Any, **more: Any) -> str:
+    """Give vLLM a request; return its own id of it.
+
+    Raises:
+        BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt, and a
+            thread where a regular expression was refused.
+    """
+    try:
+        return engine.add_request(request, prompt, params, **more)
+    except _refusals() as error:
+        field_ = getattr(error, "parameter", None) or "prompt"
+        refusal = BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_)
+    raise refusal
+
+
+def _refusals() -> tuple[type[Exception], ...]:
     """Return what vLLM raises for a request that it refuses."""
     refusals: list[type[Exception]] = [ValueError, TypeError, NotImplementedError]
     with contextlib.suppress(ImportError, AttributeError):

@@ -174,7 +174,7 @@ class VllmEmbedding(StepEngine):
             self._engine,
             engine_id,
             prompt.engine_prompt(params.cache_salt),
-            PoolingParams(task=task, dimensions=params.dimensions, use_activation=params.normalize),
+            lambda: PoolingParams(task=task, dimensions=params.dimensions, use_activation=params.normalize),
             lora_request=lora_request(self.options.lora, params.lora),
             priority=-request.priority,
         )

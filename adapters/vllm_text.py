@@ -43,7 +43,7 @@ from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
@@ -241,14 +241,13 @@ class VllmText(StepEngine):
             arguments["skip_special_tokens"] = False
         if not running.wants_answer:
             arguments["max_tokens"] = 1  # whose one token nobody sees: the prompt's log-probabilities come with it
-        vllm_params = VllmSamplingParams(
-            **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
-        )
         return submit(
             self._engine,
             request.id,
             running.prompt.engine_prompt(params.cache_salt),
-            vllm_params,
+            lambda: VllmSamplingParams(
+                **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
+            ),
             lora_request=lora_request(self.options.lora, params.lora),
             priority=-request.priority,  # vLLM's lower values go first
         )
@@ -374,15 +373,15 @@ def lora_request(folders: dict[str, str], name: str | None) -> Any:
     return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
 
 
-def submit(engine: Any, request: str, prompt: dict[str, Any], params: Any, **more: Any) -> str:
-    """Give vLLM a request; return its own id of it.
+def submit(engine: Any, request: str, prompt: dict[str, Any], make_params: Callable[[], Any], **more: Any) -> str:
+    """Give vLLM a request with the parameters that `make_params` returns; return its own id of it.
 
     Raises:
         BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt, and a
             thread where a regular expression was refused.
     """
     try:
-        return engine.add_request(request, prompt, params, **more)
+        return engine.add_request(request, prompt, make_params(), **more)
     except _refusals() as error:
         field_ = getattr(error, "parameter", None) or "prompt"
         refusal = BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_)

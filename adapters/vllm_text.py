@@ -377,8 +377,7 @@ def submit(engine: Any, request: str, prompt: dict[str, Any], make_params: Calla
     """Give vLLM a request with the parameters that `make_params` returns; return its own id of it.
 
     Raises:
-        BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt, and a
-            thread where a regular expression was refused.
+        BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt.
     """
     try:
         return engine.add_request(request, prompt, make_params(), **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -281,6 +282,8 @@ def test_what_can_t_be_honoured_is_refused_and_nothing_is_held(
         ask(engine, inputs, params)
 
     assert field is None or refusal.value.field == field
+    del refusal
+    gc.collect()  # vLLM leaves the thread that tried a regular expression to the garbage collector
     assert engine.statistics().num_active == 0
     assert ask(engine, chat(), greedy(2)).is_finished
 

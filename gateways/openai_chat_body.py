@@ -26,6 +26,7 @@ from gateways.openai_fields import (
     harmless_properties,
     optional,
     properties_of,
+    read_session,
     read_stream_options,
     refuse_unhonoured,
     sampling_params,
@@ -110,6 +111,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions = StreamOptions()
     audio_format: Format = "wav"
     id_suffix: str | None = None
+    session: str = ""
     priority: int = 0
     """The bus's: higher goes first."""
     logprobs: int | None = None
@@ -169,6 +171,7 @@ def parse(
         stream_options=options,
         audio_format=_audio(fields.audio).format,
         id_suffix=shared.request_id,
+        session=read_session(shared),
         priority=-(shared.priority or 0),
         logprobs=_logprobs(fields, modalities),
         echo=_echo(fields, conversation),

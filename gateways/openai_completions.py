@@ -14,7 +14,7 @@ from gateways.fan_out import Call, run_all
 from gateways.http import REQUEST_ID, EventStream, json_response, read_json, terms_of
 from gateways.openai_answers import Completion as CompletionAnswer
 from gateways.openai_answers import CompletionChunk
-from gateways.openai_chat import TIMEOUT_HEADER, collect
+from gateways.openai_chat import HEADERS, collect
 from gateways.openai_choice import Choice, Ends, read_rendered, usage_document
 from gateways.openai_completions_body import Completion, parse
 from gateways.openai_fields import for_choice
@@ -50,7 +50,7 @@ OPERATION = openapi.Operation(
         )
     },
     errors=(404, 429, 504),
-    headers=TIMEOUT_HEADER,
+    headers=HEADERS,
 )
 """For the OpenAPI document."""
 
@@ -112,6 +112,7 @@ def _calls(asked: Completion) -> list[Call]:
             params=for_choice(asked.params, i),
             inputs={MESSAGES: [Json(prompt)], **{port: [] for port in ports}},
             priority=asked.priority,
+            session=asked.session,
             wants_metrics=asked.has_metrics,
         )
         for prompt in asked.prompts

@@ -21,6 +21,7 @@ from gateways.openai_fields import (
     harmless_properties,
     optional,
     properties_of,
+    read_session,
     read_stream_options,
     refuse_unhonoured,
     sampling_params,
@@ -84,6 +85,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None
     echo: bool
     id_suffix: str | None
+    session: str
     priority: int
     returns_token_ids: bool
     returns_prompt_logprobs: bool
@@ -121,6 +123,7 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline]) -> Completion:
         logprobs=fields.logprobs,
         echo=fields.echo,
         id_suffix=shared.request_id,
+        session=read_session(shared),
         priority=-(shared.priority or 0),
         returns_token_ids=shared.return_token_ids,
         returns_prompt_logprobs=body.get("prompt_logprobs") is not None,

@@ -17,7 +17,7 @@ from gateways.fan_out import Call, run_all
 from gateways.fields import names_of, read_fields, refusal, refuse_unknown
 from gateways.http import json_response, read_json, terms_of
 from gateways.openai_answers import EmbeddingList
-from gateways.openai_chat import TIMEOUT_HEADER
+from gateways.openai_chat import HEADERS
 from gateways.openai_completions_body import prompt_schema, read_prompts
 from gateways.openai_fields import String, flatten, optional, properties_of
 from gateways.openai_models import MESSAGES, can_embed, find_model, inputs_for
@@ -46,7 +46,7 @@ OPERATION = openapi.Operation(
     body={"$ref": "#/components/schemas/EmbeddingRequest"},
     answers={200: openapi.Answer(description="the vectors", content={"application/json": EmbeddingList})},
     errors=(404, 429, 504),
-    headers=TIMEOUT_HEADER,
+    headers=HEADERS,
 )
 """For the OpenAPI document."""
 

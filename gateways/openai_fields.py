@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gateways.fields import read_fields, refusal
+from gateways.http import MAX_SESSION_CHARACTERS
 from gateways.openapi import nullable
 from omni_bus.errors import BadInput
 
@@ -38,6 +39,7 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1, description=f"an integer from 1 
 String = Annotated[str, Meta(min_length=1, max_length=4096, description="a string of 1 to 4096 characters")]
 Object = Annotated[dict[str, Any], Meta(description="an object")]
 Candidates = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")]
+SESSION_WORDS = f"1 to {MAX_SESSION_CHARACTERS} printable characters"
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,10 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$", description="1 to 128 letters, digits or . _ : -")]
         | None
     ) = None
+    session_id: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_SESSION_CHARACTERS, description=SESSION_WORDS)] | None
+    ) = None
+    """Its requests stay with their replicas; the header ``X-Session-ID`` goes first."""
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="an integer from -1000 to 1000")] | None = None
     """As in vLLM: lower numbers go first."""
     return_stage_metrics: Annotated[bool | str, Meta(description="true, false, or one of '1', 'yes', 'on'")] = False
@@ -217,6 +223,18 @@ def read_stream_options(fields: Shared) -> StreamOptions:
     if options.continuous_usage_stats and not options.include_usage:
         raise refusal("stream_options.continuous_usage_stats", True, "false, unless include_usage is true")
     return options
+
+
+def read_session(fields: Shared) -> str:
+    """Return the session that a body names; empty for none.
+
+    Raises:
+        BadInput: what it names can't be printed.
+    """
+    name = fields.session_id or ""
+    if not name.isprintable():
+        raise refusal("session_id", name, SESSION_WORDS)
+    return name
 
 
 def wants_metrics(fields: Shared) -> bool:

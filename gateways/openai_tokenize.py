@@ -12,7 +12,7 @@ from gateways.fan_out import Call
 from gateways.fields import names_of, read_fields, refusal, refuse_unknown
 from gateways.http import KEY_NAME, json_response, read_json, terms_of
 from gateways.openai_answers import Detokenized, Tokenized
-from gateways.openai_chat import TIMEOUT_HEADER, collect, prompt_inputs
+from gateways.openai_chat import HEADERS, collect, prompt_inputs
 from gateways.openai_chat_body import Template, read_template
 from gateways.openai_fields import Bool, String, optional, properties_of
 from gateways.openai_messages import Conversation, file_ids_of, message_schema, read_messages
@@ -70,7 +70,7 @@ OPERATIONS = [
         body={"$ref": "#/components/schemas/TokenizeRequest"},
         answers={200: openapi.Answer(description="the tokens", content={"application/json": Tokenized})},
         errors=(404, 422, 429, 504),
-        headers=TIMEOUT_HEADER,
+        headers=HEADERS,
     ),
     openapi.Operation(
         method="post",
@@ -80,7 +80,7 @@ OPERATIONS = [
         body={"$ref": "#/components/schemas/DetokenizeRequest"},
         answers={200: openapi.Answer(description="the text", content={"application/json": Detokenized})},
         errors=(404, 429, 504),
-        headers=TIMEOUT_HEADER,
+        headers=HEADERS,
     ),
 ]
 """For the OpenAPI document."""

@@ -174,6 +174,7 @@ BAD: list[tuple[str, Any]] = [
     ("sampling_params_list", [5]),
     ("sampling_params_list", [{}, {}, {}]),
     ("request_id", "a b"),
+    ("session_id", "a\nb"),
     ("extra_body", "x"),
     ("extra_body", [1]),
     ("priority", 1001),

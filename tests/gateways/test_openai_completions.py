@@ -213,6 +213,7 @@ BAD: list[tuple[str, Any]] = [
     ("sampling_params_list", {}),
     ("extra_body", 5),
     ("request_id", ""),
+    ("session_id", ""),
     ("priority", 5000),
     ("return_stage_metrics", 7),
     ("user", 7),

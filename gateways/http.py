@@ -303,8 +303,8 @@ class Terms(TypedDict):
 def terms_of(request: web.Request) -> Terms:
     """Return who asks, and what the request's headers say.
 
-    They are how long the answer may take (``X-Request-Timeout``, seconds), how much waits with it, and the session whose
-    replicas it is to have (``X-Session-ID``).
+    That is how long the answer may take (``X-Request-Timeout``, seconds) and whose replicas it is to have
+    (``X-Session-ID``); besides, how much waits with it.
 
     Raises:
         Problem: 400, the time limit or the session can't be read.

@@ -3,10 +3,10 @@
 
 Two replicas of a small language model on llama.cpp serve three pipelines, which differ in how a replica is chosen:
 `prefix` (where the prompt's beginning was seen, until that replica is busier by what it saves), `least_tokens` and
-`round_robin`. Two conversations share each system prompt, and all of them take turns. The replicas together have a slot
-for each system prompt and one more; llama.cpp gives a prompt the slot that begins most like it, so the beginning that
-two conversations share can stay cached if both go to one replica. Every pipeline has prompts of its own, and the
-pipelines take turns, round after round. Cached tokens are what llama.cpp itself says in each answer's usage.
+`round_robin`. Two conversations share each system prompt, and all of them take turns; llama.cpp gives a prompt the free
+slot that begins most like it, and there are enough for all. So what is computed twice was at the wrong replica, or came
+while its beginning was still being computed. Every pipeline has prompts of its own, and the pipelines take turns, round
+after round. Cached tokens are what llama.cpp itself says in each answer's usage.
 
 Run: ``python scripts/bench_routing.py [--quick] [--rounds N] [--systems N] [--turns N] [--concurrency N]``
 """
@@ -33,7 +33,7 @@ STAGE = """
 adapter = "llamacpp"
 replicas = 2
 threads = 1
-max_num_seqs = {slots}
+max_num_seqs = 8
 context_length = 1024
 
 [gateways.openai]
@@ -50,7 +50,7 @@ WORDS = [
     for first in ("sun", "moon", "rain", "snow", "sea")
     for second in ("light", "side", "man", "beam")
 ]
-ANSWER_TOKENS = 16
+ANSWER_TOKENS = 8
 CONVERSATIONS_PER_SYSTEM = 2
 
 
@@ -135,7 +135,7 @@ async def converse(session: aiohttp.ClientSession, model: str, load: Load, dice:
 async def run(load: Load, rounds: int) -> dict[str, list[Answer]]:
     """Return all answers by routing."""
     found: dict[str, list[Answer]] = {routing: [] for routing in ROUTINGS}
-    toml = STAGE.format(slots=(load.systems + 1) // 2) + "".join(PIPELINE.format(routing=name) for name in ROUTINGS)
+    toml = STAGE + "".join(PIPELINE.format(routing=name) for name in ROUTINGS)
     with measured.Deployment(toml) as deployment:
         async with aiohttp.ClientSession(deployment.ready["gateways"]["openai"]) as session:
             for number in range(rounds):
@@ -189,19 +189,19 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=2, help="of all pipelines (default 2)")
     options.add_argument("--systems", type=int, default=3, help="system prompts of each round (default 3)")
-    options.add_argument("--turns", type=int, default=3, help="of each conversation (default 3)")
-    options.add_argument("--concurrency", type=int, default=2, help="requests at once (default 2)")
+    options.add_argument("--turns", type=int, default=2, help="of each conversation (default 2)")
+    options.add_argument("--concurrency", type=int, default=3, help="requests at once (default 3)")
     options.add_argument("--json", help="also write every number to this file")
     options.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures nothing")
     args = options.parse_args()
-    load = Load(args.systems, args.turns, args.concurrency, system_words=100, user_words=6)
+    load = Load(args.systems, args.turns, args.concurrency, system_words=80, user_words=4)
     rounds = args.rounds
     if args.quick:
         load, rounds = Load(2, 2, 2, system_words=40, user_words=5), 1
     measured.header()
     print(
-        f"load: {load.systems} system prompts, {CONVERSATIONS_PER_SYSTEM} conversations of {load.turns} turns with each, "
-        f"{load.concurrency} requests at once, {rounds} rounds"
+        f"load: {load.systems} system prompts, {CONVERSATIONS_PER_SYSTEM} conversations of {load.turns} turns with each,"
+        f" {load.concurrency} requests at once, {rounds} rounds"
     )
     found = uvloop.run(run(load, rounds))
     report(found)

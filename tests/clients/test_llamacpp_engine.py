@@ -12,7 +12,7 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from text_engine import PARIS, AnswersChats, client_of, post  # type: ignore[import-not-found] (put on the path above)
+from text_engine import PARIS, AnswersChats, client_of, post, with_one_thread  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
 
@@ -41,6 +41,7 @@ edges = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     pytest.importorskip("xllamacpp")
+    await with_one_thread()
     async with running(TOML) as deployment, client_of(deployment.url) as found:
         yield found
 

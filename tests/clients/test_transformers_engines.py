@@ -15,7 +15,7 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from text_engine import AnswersPrompts, client_of  # type: ignore[import-not-found] (put on the path above)
+from text_engine import AnswersPrompts, client_of, with_one_thread  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
 
@@ -61,7 +61,9 @@ edges = ["in.messages -> embed.prompt", "embed.embedding -> out.embedding"]
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     pytest.importorskip("transformers")
     toml = TOML.format(vlm=Path(__file__).parents[1] / "adapters" / "emoji_vlm")
+    await with_one_thread()
     async with running(toml) as deployment, client_of(deployment.url) as found:
+        await look(found, "#16a34a")  # the process that decodes pictures is there from now on
         yield found
 
 
@@ -83,20 +85,22 @@ def picture(colour: str) -> Any:
     }
 
 
+async def look(client: openai.AsyncOpenAI, colour: str, *, stream: bool = False) -> str:
+    """Return what is said of a disc."""
+    content = [picture(colour), {"type": "text", "text": "describe the picture"}]
+    create: Any = client.chat.completions.create
+    answer = await create(
+        model="eyes", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=16, stream=stream
+    )
+    if not stream:
+        return answer.choices[0].message.content
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+
 @pytest.mark.parametrize(("colour", "name"), [("#dc2626", "red"), ("#2563eb", "blue")])
 async def test_answer_is_about_the_picture(client: openai.AsyncOpenAI, colour: str, name: str) -> None:
-    content: Any = [picture(colour), {"type": "text", "text": "describe the picture"}]
-    asked: Any = {
-        "model": "eyes",
-        "messages": [{"role": "user", "content": content}],
-        "temperature": 0,
-        "max_tokens": 16,
-    }
-    whole = await client.chat.completions.create(**asked)
-    chunks = await client.chat.completions.create(**asked, stream=True)
-    streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
-
-    assert whole.choices[0].message.content == streamed == f"a {name} circle"
+    assert await look(client, colour) == f"a {name} circle"
+    assert await look(client, colour, stream=True) == f"a {name} circle"
 
 
 def dot(one: list[float], other: list[float]) -> float:

@@ -250,6 +250,7 @@ class VllmText(StepEngine):
             ),
             lora_request=lora_request(self.options.lora, params.lora),
             priority=-request.priority,  # vLLM's lower values go first
+            suspect=_suspect(params),
         )
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
@@ -358,6 +359,13 @@ def find_template(tokenizer: Any, model: str) -> str | None:
         return None
 
 
+def _suspect(params: SamplingParams) -> str:
+    """Return what vLLM's refusals are about that don't say it: prompts were checked here, structures it checks itself."""
+    if params.structure is None:
+        return "prompt"
+    return f"structure.{next(iter(structure_arguments(params.structure)))}"
+
+
 def lora_request(folders: dict[str, str], name: str | None) -> Any:
     """Return vLLM's ``LoRARequest`` for one of the stage's adapters, None for the base model.
 
@@ -373,8 +381,18 @@ def lora_request(folders: dict[str, str], name: str | None) -> Any:
     return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
 
 
-def submit(engine: Any, request: str, prompt: dict[str, Any], make_params: Callable[[], Any], **more: Any) -> str:
+def submit(
+    engine: Any,
+    request: str,
+    prompt: dict[str, Any],
+    make_params: Callable[[], Any],
+    *,
+    suspect: str = "prompt",
+    **more: Any,
+) -> str:
     """Give vLLM a request with the parameters that `make_params` returns; return its own id of it.
+
+    `suspect` is the field of which a refusal is that names none itself.
 
     Raises:
         BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt.
@@ -382,7 +400,7 @@ def submit(engine: Any, request: str, prompt: dict[str, Any], make_params: Calla
     try:
         return engine.add_request(request, prompt, make_params(), **more)
     except _refusals() as error:
-        field_ = getattr(error, "parameter", None) or "prompt"
+        field_ = getattr(error, "parameter", None) or suspect
         refusal = BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_)
     raise refusal
 

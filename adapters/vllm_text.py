@@ -360,7 +360,7 @@ def find_template(tokenizer: Any, model: str) -> str | None:
 
 
 def _suspect(params: SamplingParams) -> str:
-    """Return what vLLM's refusals are about that don't say it: prompts were checked here, structures it checks itself."""
+    """Return what vLLM's refusals are about that don't say it: prompts were checked here, structures were not."""
     if params.structure is None:
         return "prompt"
     return f"structure.{next(iter(structure_arguments(params.structure)))}"

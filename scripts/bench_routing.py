@@ -74,7 +74,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def words(dice: random.Random, count: int) -> str:
-    """Return a text that no other text begins like."""
+    """Return a text that is unlike those that other dice give."""
     return " ".join(dice.choice(WORDS) for _ in range(count))
 
 
@@ -200,7 +200,7 @@ def main() -> int:
         load, rounds = Load(2, 2, 2, system_words=40, user_words=5), 1
     measured.header()
     print(
-        f"load: {load.systems} system prompts, {CONVERSATIONS_PER_SYSTEM} conversations of {load.turns} turns with each,"
+        f"load: {load.systems} system prompts, {CONVERSATIONS_PER_SYSTEM} conversations with each, {load.turns} turns,"
         f" {load.concurrency} requests at once, {rounds} rounds"
     )
     found = uvloop.run(run(load, rounds))

@@ -432,7 +432,7 @@ def test_hopeless_prompt_is_refused_unread(
 
 def test_longest_prompt_that_fits_is_read(small: TransformersText) -> None:
     """The bound is not below what tokens can hold."""
-    tokenizer = small._tokenizer
+    tokenizer = small._model.vocabulary.tokenizer
     longest = max(tokenizer.get_vocab(), key=len)
     text = tokenizer.convert_tokens_to_string([longest]) * 30
 
@@ -470,7 +470,7 @@ def test_bad_prompt_holds_no_slot(small: TransformersText, prompts: list[Payload
 
 
 def test_refused_chat_template_names_the_messages(small: TransformersText, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    monkeypatch.setattr(small._model.vocabulary.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
 
     with pytest.raises(BadInput, match=r"messages: .*roles must alternate"):
         StepDriver(small).add(chat(FRANCE))

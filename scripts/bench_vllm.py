@@ -3,7 +3,7 @@
 
 Both run at once, with the same engine arguments and threads, and only one of them is asked at a time: `omni-bus bench
 serve` (a process of its own) puts the same load on one, then on the other, round after round. Figures are medians over
-the rounds. "Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the
+the rounds. At the end ``vllm.LLM`` does the same work offline. "Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the
 coordinator and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text);
 for vLLM its API server, which turns tokens into text, while the engine is a process.
 
@@ -208,6 +208,38 @@ def compare(args: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
     return results
 
 
+OFFLINE = """
+import json, sys, time
+from vllm import LLM, SamplingParams
+arguments, concurrencies, prompt_len, output_len = json.loads(sys.argv[1])
+llm = LLM(**arguments)
+params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+found = {}
+for concurrency in (1, *concurrencies):
+    prompts = [{"prompt_token_ids": [100 + i + j for j in range(prompt_len)]} for i in range(concurrency)]
+    begun = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    found[concurrency] = concurrency * output_len / (time.perf_counter() - begun)
+print(json.dumps(found))
+"""
+
+
+def offline(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float]:
+    """Return tokens a second of ``vllm.LLM`` with so many prompts at once, which nobody serves or streams."""
+    arguments = engine | {
+        "model": args.model,
+        "max_num_seqs": args.max_num_seqs,
+        "max_model_len": args.context_length,
+        "kv_cache_memory_bytes": int(args.kv_cache_gib * 2**30),
+        "enable_prefix_caching": False,
+    }
+    told = json.dumps([arguments, args.concurrency, args.input_len, args.output_len])
+    done = subprocess.run([sys.executable, "-c", OFFLINE, told], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"vllm.LLM failed: {done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,6 +274,13 @@ def main() -> None:
     measured.header()
     with our_server(args, engine) as ours, vllm_server(args, engine) as theirs:
         results = compare(args, [ours, theirs])
+    alone = offline(args, engine)
+    measured.table(
+        "vllm.LLM, all prompts at once, neither served nor streamed",
+        ["tokens/s"],
+        {f"{concurrency} at once": [alone[str(concurrency)]] for concurrency in args.concurrency},
+    )
+    results["offline"] = alone
     measured.write_json(args.json, results)
 
 

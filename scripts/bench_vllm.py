@@ -3,9 +3,11 @@
 
 Both run at once, with the same engine arguments and threads, and only one of them is asked at a time: `omni-bus bench
 serve` (a process of its own) puts the same load on one, then on the other, round after round. Figures are medians over
-the rounds. At the end ``vllm.LLM`` does the same work offline. "Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the
-coordinator and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text);
-for vLLM its API server, which turns tokens into text, while the engine is a process.
+the rounds. At the end ``vllm.LLM`` does the same work offline.
+
+"Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the coordinator
+and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text); for vLLM its
+API server, which turns tokens into text, while the engine is a process.
 
 Run: ``python scripts/bench_vllm.py [--quick] [--rounds N] [--model FOLDER] [--concurrency N …] [--engine NAME=JSON …]``
 """

@@ -15,6 +15,7 @@ from omni_bus.core.administration import Administration, Arrangement, error_for_
 from omni_bus.core.admission import RETRY_AFTER_S, Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
+from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
@@ -115,6 +116,7 @@ class CoordinatorCore:
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
+        self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
         self._absences = Absences(self._membership, self._administration.is_drained)
@@ -138,6 +140,7 @@ class CoordinatorCore:
             tombstones=self._tombstones,
             patience_s=self._patience_with_strangers_s,
             absences=self._absences,
+            deaths=self._deaths,
         )
         self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
@@ -208,8 +211,7 @@ class CoordinatorCore:
                 effects = self._on_goodbye(actor, now)
                 return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
             case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
-                lost = self._membership.get(peer.sender)
-                return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
+                return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
                 return self._on_broken(actor, frame, now)
             case Pong():
@@ -294,6 +296,8 @@ class CoordinatorCore:
             return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
+        if sender in self._deaths:
+            return []  # its last words came another way than those of its supervisor
         former = self._membership.former(hello)
         effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
         known = self._membership.get(sender)
@@ -323,6 +327,8 @@ class CoordinatorCore:
 
     def _on_stranger(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
+        if sender in self._deaths:
+            return []
         if isinstance(frame, Heartbeat):
             stranger = Peer(sender.actor, sender.incarnation, frame.endpoint)
             return [Send(stranger, Introduce()), *self._strangers.met(stranger, now)]
@@ -367,12 +373,23 @@ class CoordinatorCore:
         return [*told, Forget(stalled.peer)]
 
     def _on_outlook(self, outlook: Outlook, now: float) -> list[Common]:
-        """Learn why a replica is away; nobody waits for one that does not come back."""
+        """Learn why a replica is away; nobody waits for one that does not come back, or for its hello."""
         self._absences.take(outlook, now)
         effects = self._hurry(now)
         for request, error in self._recovery.hopeless(now):
             effects += self._end_early(request, error, now)
-        return effects
+        if self._membership.named(outlook.actor) is not None:
+            return effects
+        self._administration.is_down(outlook.actor)
+        return effects + self._run_held(now)
+
+    def _on_ended(self, peer: Peer, now: float, *, is_settled: bool) -> list[Common]:
+        """A supervisor has seen a process end, now or under a former coordinator: whatever waits for it goes on."""
+        self._deaths.note(peer.sender, is_settled=is_settled)
+        lost = self._membership.get(peer.sender)
+        if lost is not None:
+            return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
+        return self._answer(self._links.settle(peer.sender)) + self._hurry(now, peer)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -393,6 +410,7 @@ class CoordinatorCore:
             is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
         """
         self._membership.leave(actor)
+        self._adoption.on_leave(actor)
         self._bindings.forget(actor.sender)
         self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
@@ -444,6 +462,7 @@ class CoordinatorCore:
             return self._links.suspect(broken, target)
         name = broken.target.actor
         is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
+        is_gone = is_gone or broken.target.sender in self._deaths
         if is_gone or not self._links.keep(broken):
             return [Send(actor.peer, broken)]
         return [SetTimer(("alive", name), now + self._patience_with_strangers_s)]
@@ -519,12 +538,14 @@ class CoordinatorCore:
                 return broken, error
         return None, None
 
-    def _hurry(self, now: float) -> list[Common]:
-        """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
+    def _hurry(self, now: float, because_of: Peer | None = None) -> list[Common]:
+        """Wait no longer with adopted requests that lost an actor while there was no coordinator to be told."""
         return [
             SetTimer(("adopted", request), now)
             for request, entry in self._requests.items()
-            if entry.is_adopted and self._adoption.gone(entry)
+            if entry.is_adopted
+            and (because_of is None or because_of in (entry.client, *entry.pending.values()))
+            and self._adoption.is_hopeless(entry)
         ]
 
     # --- recovery -----------------------------------------------------------------------------------------

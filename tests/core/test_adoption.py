@@ -7,6 +7,7 @@ from omni_bus.core.absence import Absences
 from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import Adoption
 from omni_bus.core.binding import Bindings
+from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.membership import Membership
 from omni_bus.core.pipeline import Pipeline
@@ -31,6 +32,7 @@ class New:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
         self.membership = Membership()
+        self.deaths = Deaths()
         self.bindings = Bindings()
         self.admission = Admission(PIPELINE)
         self.adoption = Adoption(
@@ -42,6 +44,7 @@ class New:
             tombstones=Tombstones[ErrorInfo](),
             patience_s=5.0,
             absences=Absences(self.membership),
+            deaths=self.deaths,
         )
 
     def hello(self, peer: Peer, *live: Route, ran_s: tuple[float, ...] = (), now: float = 100.0):

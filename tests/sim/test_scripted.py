@@ -18,6 +18,7 @@ from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.stage import EngineShape
 from omni_bus.sim.ledger import Violation
+from omni_bus.sim.processes import CoordinatorProcess, StageProcess
 from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
 from omni_bus.sim.world import World
 from omni_bus.wire.frames import RouteEdge
@@ -41,11 +42,8 @@ def scenario(*faults: FaultPlan, graph: str, **fields: Any) -> Scenario:
         stages={stage: StagePlan(EngineShape.STEP_FED, 1, 4, 4) for stage in pipeline.stages},
         requests=[[plain, msgspec.structs.replace(plain, id="r1")]],
         faults=list(faults),
-        delay_s=0.02,
-        step_s=0.001,
-        failure_rate=0.0,
         asks_health=False,
-        **{"heartbeat_s": 1.0, "has_supervisor": False, **fields},
+        **{"delay_s": 0.02, "step_s": 0.001, "failure_rate": 0.0, "heartbeat_s": 1.0, "has_supervisor": False, **fields},
     )
 
 
@@ -76,8 +74,8 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
         yield world
 
 
-def _stall(world: World) -> None:
-    world.stall(world.processes["gateway.0"], world.coordinator, until=0.5)
+def _stall(world: World, until: float = 0.5) -> None:
+    world.stall(world.processes["gateway.0"], world.coordinator, until)
 
 
 def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
@@ -122,6 +120,37 @@ def coordinators_that_die_after_a_connection_broke(seed: int) -> Iterator[World]
         for later in range(3, 24, 2):
             broken = FaultPlan("break", step, 1.0, loses_frames=False)
             yield World(seed, scenario=scenario(broken, kill_coordinator(step + later, 1.0), graph="single"))
+
+
+def requests_that_end_before_their_gateway_has_said_hello(seed: int) -> Iterator[World]:
+    """A stage that has just begun with a request fails it, and its gateway knows better for how long it has run."""
+    for step in range(40, 60):
+        script = scenario(kill_coordinator(step, 0.3), graph="single", failure_rate=1.0, heartbeat_s=0.1)
+        for plan in script.requests[0]:
+            plan.timeout_s, plan.input_s = 3.0, 0.5
+        world = World(seed, scenario=script)
+        world.after(0.5, _stall, world)
+        yield world
+
+
+def replicas_that_are_emptied_after_a_connection_broke(seed: int) -> Iterator[World]:
+    """What failed for a gap in its input may still be in the engine, and nobody waits for that."""
+    restart = OperationPlan("restart", 0.16, "llm", 0, timeout_s=0.05, is_forced=False)
+    for step in range(20, 60):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        script = scenario(broken, graph="single", has_supervisor=True, operations=[restart], step_s=0.3, delay_s=0.005)
+        for plan in script.requests[0]:
+            plan.is_burst = True
+        yield World(seed, scenario=script)
+
+
+def gateways_that_are_given_up_and_come_back(seed: int) -> Iterator[World]:
+    """Nothing is heard of them for a while; the end of what they are sent meanwhile is lost, and nobody is asked."""
+    for step in range(25, 60):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        world = World(seed, scenario=scenario(broken, graph="single", heartbeat_s=0.1))
+        world.after(0.2, _stall, world, 1.2)
+        yield world
 
 
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
@@ -174,6 +203,14 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
         (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
+        (requests_that_end_before_their_gateway_has_said_hello, CoordinatorProcess, "_may_run", lambda entry: True),
+        (
+            replicas_that_are_emptied_after_a_connection_broke,
+            StageProcess,
+            "_unfinished",
+            lambda self: list(self.core._live),
+        ),
+        (gateways_that_are_given_up_and_come_back, Adoption, "on_leave", sees_nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )

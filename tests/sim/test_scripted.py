@@ -70,12 +70,12 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
         for plan in script.requests[0]:
             plan.submit_at, plan.input_s = 0.1, 0.2
         world = World(seed, scenario=script)
-        world.after(0.15, _stall, world)
+        world.after(0.15, _stall, world, "gateway.0", 0.5)
         yield world
 
 
-def _stall(world: World, until: float = 0.5) -> None:
-    world.stall(world.processes["gateway.0"], world.coordinator, until)
+def _stall(world: World, name: str, until: float) -> None:
+    world.stall(world.processes[name], world.coordinator, until)
 
 
 def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
@@ -124,23 +124,28 @@ def coordinators_that_die_after_a_connection_broke(seed: int) -> Iterator[World]
 
 def requests_that_end_before_their_gateway_has_said_hello(seed: int) -> Iterator[World]:
     """A stage that has just begun with a request fails it, and its gateway knows better for how long it has run."""
-    for step in range(40, 60):
-        script = scenario(kill_coordinator(step, 0.3), graph="single", failure_rate=1.0, heartbeat_s=0.1)
+    for step in range(40, 80, 2):
+        script = scenario(
+            kill_coordinator(step, 0.3), graph="chain", failure_rate=1.0, heartbeat_s=0.1, delay_s=0.005, step_s=0.2
+        )
         for plan in script.requests[0]:
             plan.timeout_s, plan.input_s = 3.0, 0.5
         world = World(seed, scenario=script)
-        world.after(0.5, _stall, world)
+        for name, until in (("gateway.0", 1.2), ("voice.0", 2.0)):
+            world.after(0.2, _stall, world, name, until)
         yield world
 
 
 def replicas_that_are_emptied_after_a_connection_broke(seed: int) -> Iterator[World]:
     """What failed for a gap in its input may still be in the engine, and nobody waits for that."""
-    restart = OperationPlan("restart", 0.16, "llm", 0, timeout_s=0.05, is_forced=False)
-    for step in range(20, 60):
+    restart = OperationPlan("restart", 0.25, "llm", 0, timeout_s=5.0, is_forced=False)
+    for step in range(30, 60):
         broken = FaultPlan("break", step, 1.0, loses_frames=False)
-        script = scenario(broken, graph="single", has_supervisor=True, operations=[restart], step_s=0.3, delay_s=0.005)
-        for plan in script.requests[0]:
-            plan.is_burst = True
+        script = scenario(broken, graph="single", has_supervisor=True, operations=[restart], step_s=0.2)
+        script.stages["llm"].shape = EngineShape.STREAMING
+        plan = script.requests[0][0]
+        plan.submit_at, plan.input_s, plan.num_inputs = 0.1, 0.01, 12
+        script.requests[0][1:] = []
         yield World(seed, scenario=script)
 
 
@@ -149,7 +154,7 @@ def gateways_that_are_given_up_and_come_back(seed: int) -> Iterator[World]:
     for step in range(25, 60):
         broken = FaultPlan("break", step, 1.0, loses_frames=False)
         world = World(seed, scenario=scenario(broken, graph="single", heartbeat_s=0.1))
-        world.after(0.2, _stall, world, 1.2)
+        world.after(0.2, _stall, world, "gateway.0", 1.2)
         yield world
 
 
@@ -174,6 +179,10 @@ def adopts_as_if_for_the_first_time(self, actor, route, ran_s, now):
 
 def answers_at_once(self, broken, *told):
     return self._answer([broken])
+
+
+def may_always(entry):
+    return True
 
 
 def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
@@ -203,7 +212,7 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
         (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
-        (requests_that_end_before_their_gateway_has_said_hello, CoordinatorProcess, "_may_run", lambda entry: True),
+        (requests_that_end_before_their_gateway_has_said_hello, CoordinatorProcess, "_may_run", staticmethod(may_always)),
         (
             replicas_that_are_emptied_after_a_connection_broke,
             StageProcess,

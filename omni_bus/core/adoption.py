@@ -177,6 +177,19 @@ class Adoption:
         for target in targets:
             entry.received.setdefault(target, set()).update(source for source in sources if source in route.stages)
 
+    def note_unheard(self, actor: Actor, request: RequestId) -> bool:
+        """Remember that a stage has received nothing of an adopted request; return whether that is all it lacked to end.
+
+        Without that, nobody could tell whether a replica before it has died before or after its last word.
+        """
+        entry = self._requests.get(request)
+        if entry is None or not entry.is_adopted or entry.pending.get(actor.stage) != actor.peer:
+            return False
+        if actor.stage in entry.received:
+            return False
+        entry.received[actor.stage] = set()
+        return self.is_hopeless(entry)
+
     def _finished(self, entry: Request, route: Route, absent: list[str]) -> set[str]:
         """Return the stages whose output has all been received: their targets say so, or have finished themselves."""
         finished = {stage for stage in route.stages if stage not in entry.pending}

@@ -66,6 +66,7 @@ from omni_bus.wire.frames import (
     RouteEdge,
     Stalled,
     Submit,
+    Unheard,
     Welcome,
 )
 
@@ -229,6 +230,9 @@ class CoordinatorCore:
                 return self._on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
                 return self._on_stage_end(actor, request, 0, from_info(error), now)
+            case Unheard(request=request):
+                is_hopeless = self._adoption.note_unheard(actor, request)
+                return [SetTimer(("adopted", request), now)] if is_hopeless else []
             case Admin():
                 return self._on_admin(actor, frame, now)
             case _:

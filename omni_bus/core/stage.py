@@ -27,6 +27,7 @@ from omni_bus.wire.frames import (
     RequestStats,
     Route,
     StageStats,
+    Unheard,
 )
 from omni_bus.wire.payloads import size_of
 
@@ -323,8 +324,10 @@ class StageCore:
         return [Send(self._coordinator, Cancelled(request)), *self._start(now)]
 
     def _on_inquire(self, request: RequestId) -> list[StageEffect]:
-        """A new coordinator may have missed how the request ended."""
+        """A new coordinator may have missed how the request ended, or wait for what has not begun."""
         live = self._live.get(request)
+        if live is None and request not in self._tombstones:
+            return [Send(self._coordinator, Unheard(request))]
         report = self._tombstones.epitaph(request) if live is None else live.report
         return [] if report is None else [Send(self._coordinator, report)]
 

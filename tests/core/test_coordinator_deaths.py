@@ -1,6 +1,7 @@
 """Processes that end while there is no coordinator to be told: their supervisor tells the next one."""
 
 import pytest
+from msgspec.structs import replace
 
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -14,7 +15,9 @@ from omni_bus.wire.frames import (
     Outlook,
     Reject,
     Reroute,
+    RouteEdge,
     Submit,
+    Unheard,
     Welcome,
 )
 from tests.core.test_coordinator import GATEWAY, LLM, PATIENCE_S, SUPERVISOR, VOICE, Deployment, codes, route
@@ -131,3 +134,27 @@ def test_death_is_told_again_and_changes_nothing_for_what_has_ended(new):
 
     assert len(new.to(GATEWAY, Reroute)) == 1
     assert new.to(GATEWAY, Failed) == []
+
+
+def test_request_whose_replica_died_before_its_first_word_goes_on_once_the_next_stage_says_so(new):
+    """Where only another stage follows, the client can't tell what that has received."""
+    chain = (
+        RouteEdge("in", "prompt", "llm", "prompt", "text", 4, 4096),
+        RouteEdge("llm", "text", "voice", "text", "text", 4, 4096),
+        RouteEdge("voice", "audio", "out", "audio", "text", 4, 4096),
+    )
+    new.join(SUPERVISOR, LLM_1)
+    new.frame(SUPERVISOR, Lost(LLM))
+    new.join(VOICE)
+    new.join(GATEWAY, live=(replace(route(), edges=chain),))
+    new.wait_until(0.0)
+    assert new.to(GATEWAY, Reroute) == [], "it may have sent all of it"
+
+    new.frame(LLM_1, Unheard("r"))
+    new.frame(VOICE, Unheard("other"))
+    new.wait_until(0.0)
+    assert new.to(GATEWAY, Reroute) == []
+
+    new.frame(VOICE, Unheard("r"))
+    new.wait_until(0.0)
+    assert codes(new.to(GATEWAY, Reroute)) == ["stage_lost"]

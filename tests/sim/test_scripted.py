@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from omni_bus.core import coordinator
 from omni_bus.core.administration import Administration
 from omni_bus.core.adoption import Adoption
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.stage import EngineShape
+from omni_bus.sim import processes
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import CoordinatorProcess, StageProcess
 from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
+from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.sim.world import World
 from omni_bus.wire.frames import RouteEdge
 
@@ -158,6 +161,38 @@ def gateways_that_are_given_up_and_come_back(seed: int) -> Iterator[World]:
         yield world
 
 
+def stages_that_die_after_their_last_word(seed: int) -> Iterator[World]:
+    """The coordinator has heard that a request is done, and the end of its output is cut off."""
+    for step in range(50, 110):
+        kill_stage = FaultPlan("kill_stage", step, 1.0, loses_frames=False)
+        script = scenario(kill_stage, graph="single")
+        for plan in script.requests[0]:
+            plan.reader, plan.is_burst = "fast", True
+        yield World(seed, scenario=script)
+
+
+def stages_that_die_before_their_supervisor_is_heard(seed: int) -> Iterator[World]:
+    """A new coordinator has met a stage, and takes its supervisor for a stranger, when that tells of its death."""
+    for step in range(45, 125, 2):
+        kill_stage = FaultPlan("kill_stage", step, None, loses_frames=True)
+        script = scenario(kill_coordinator(32, 0.05), kill_stage, graph="chain", has_supervisor=True)
+        for plan in script.requests[0]:
+            plan.input_s = 0.4
+        world = World(seed, scenario=script)
+        world.after(0.3, _stall, world, "supervisor", 1.5)
+        yield world
+
+
+def gateways_that_die_with_a_coordinator(seed: int) -> Iterator[World]:
+    """What they asked for is known to its stages only."""
+    for step in range(40, 90):
+        kill_gateway = FaultPlan("kill_gateway", step + step % 9, None, loses_frames=True)
+        yield World(
+            seed,
+            scenario=scenario(kill_coordinator(step, 0.3), kill_gateway, graph="chain", has_supervisor=True),
+        )
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -220,6 +255,7 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
             lambda self: list(self.core._live),
         ),
         (gateways_that_are_given_up_and_come_back, Adoption, "on_leave", sees_nothing),
+        (stages_that_die_after_their_last_word, ClientCore, "on_peer_lost", sees_nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )
@@ -227,4 +263,24 @@ def test_scripted_schedules_keep_every_invariant_and_would_not_without(monkeypat
     assert first_violation(script) is None
 
     monkeypatch.setattr(owner, name, without)
+    assert first_violation(script) is not None
+
+
+tell_all = SupervisorProcess._tell_all
+
+
+def tells_of_the_absent_only(self):
+    self._deaths.clear()
+    tell_all(self)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("script", [stages_that_die_before_their_supervisor_is_heard, gateways_that_die_with_a_coordinator])
+def test_nobody_waits_for_those_whose_death_a_supervisor_has_seen(monkeypatch, script):
+    """A coordinator of endless patience waits for ever for whoever it is not told of."""
+    monkeypatch.setattr(coordinator, "MISSED_HEARTBEATS", 1_000_000)
+    monkeypatch.setattr(processes, "_HOUSEKEEPING", processes._HOUSEKEEPING | {"adopted", "awaited", "breaks"})
+    assert first_violation(script) is None
+
+    monkeypatch.setattr(SupervisorProcess, "_tell_all", tells_of_the_absent_only)
     assert first_violation(script) is not None

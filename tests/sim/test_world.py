@@ -35,7 +35,7 @@ NUM_SEEDS = 10_000
 """As many as `test_schedules` runs."""
 
 
-NOTICED_NEAR = {"on_peer_lost": 3890, "_shorten": 1150, "successor_of": 1040}
+NOTICED_NEAR = {"_shorten": 1150, "successor_of": 1040}
 """Where to begin for what few schedules notice; elsewhere only slower."""
 
 
@@ -131,7 +131,6 @@ def test_schedules_reach_every_kind_of_trouble():
         (Live, "can_advance", property(lambda self: True)),
         (ClientCore, "consume", lambda self, request, port, payload: []),
         (ClientCore, "on_coordinator_changed", lambda self: []),
-        (ClientCore, "on_peer_lost", lambda self, peer: []),
         (ClientCore, "on_coordinator_silent", lambda self: []),
         (ClientCore, "_on_reroute", lambda self, frame: []),
         (ClientCore, "_on_reroute", reroutes_what_has_output),

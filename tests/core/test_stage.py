@@ -407,6 +407,7 @@ def test_inquiry_is_answered_with_how_it_ended():
     pair.send("failed", is_last=True)
     stepped(pair, Failure("failed", StageFailed("x")))
     pair.to_stage(Cancel("cancelled"))
+    pair.send("live", A)
     before = pair.control
     pair.control = []
 

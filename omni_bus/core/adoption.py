@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.pipeline import OUT
-from omni_bus.core.recovery import is_retry_safe, stage_lost
+from omni_bus.core.recovery import is_retry_safe, needed_stages, stage_lost
 from omni_bus.core.request import Request, State
 from omni_bus.errors import LinkBroken, OmniBusError, RequestCancelled, unknown_name
 from omni_bus.wire.frames import Cancel, Failed, Inquire, Submit
@@ -101,9 +101,16 @@ class Adoption:
         return effects
 
     def adopt(self, actor: Actor, route: Route, ran_s: float, now: float) -> list[Common]:
-        """Learn of a request from one who takes part in it and says that it has run for `ran_s`."""
+        """Learn of a request from one who takes part in it and says that it has run for `ran_s`.
+
+        A route that touches no stage is forged: what runs over it, or instead of it, would never end.
+        """
         is_client = route.gateway == actor.peer
-        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
+        if (
+            not route.stages
+            or not needed_stages(route.edges)
+            or not (is_client or route.stages.get(actor.stage) == actor.peer)
+        ):
             return []
         request = route.request
         entry = self._requests.get(request)
@@ -178,7 +185,7 @@ class Adoption:
             entry.received.setdefault(target, set()).update(source for source in sources if source in route.stages)
 
     def note_unheard(self, actor: Actor, request: RequestId) -> bool:
-        """Remember that a stage has received nothing of an adopted request; return whether that is all it lacked to end.
+        """Remember that a stage has received nothing of an adopted request; return whether that makes it hopeless.
 
         Without that, nobody could tell whether a replica before it has died before or after its last word.
         """

@@ -1,5 +1,6 @@
 """What a hello brings a coordinator; who ends what is in `test_coordinator`."""
 
+import msgspec
 import pytest
 
 from omni_bus.core import adoption
@@ -105,6 +106,13 @@ def test_hello_brings_no_more_than_a_bounded_number(new, monkeypatch):
     assert Report(
         "hello lists more requests than are taken over at once", {"name": "gateway.0", "listed": 10, "taken": 3}
     ) in list(effects)
+
+
+def test_route_that_touches_no_stage_is_not_believed(new):
+    for edges in ((), (RouteEdge("in", "prompt", "out", "text", "text", 4, 4096),)):
+        assert new.hello(GATEWAY, msgspec.structs.replace(route(), edges=edges)) == []
+
+    assert new.requests == {}
 
 
 def test_only_those_who_are_here_are_asked(new):

@@ -46,7 +46,14 @@ def scenario(*faults: FaultPlan, graph: str, **fields: Any) -> Scenario:
         requests=[[plain, msgspec.structs.replace(plain, id="r1")]],
         faults=list(faults),
         asks_health=False,
-        **{"delay_s": 0.02, "step_s": 0.001, "failure_rate": 0.0, "heartbeat_s": 1.0, "has_supervisor": False, **fields},
+        **{
+            "delay_s": 0.02,
+            "step_s": 0.001,
+            "failure_rate": 0.0,
+            "heartbeat_s": 1.0,
+            "has_supervisor": False,
+            **fields,
+        },
     )
 
 
@@ -247,7 +254,12 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
         (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
-        (requests_that_end_before_their_gateway_has_said_hello, CoordinatorProcess, "_may_run", staticmethod(may_always)),
+        (
+            requests_that_end_before_their_gateway_has_said_hello,
+            CoordinatorProcess,
+            "_may_run",
+            staticmethod(may_always),
+        ),
         (
             replicas_that_are_emptied_after_a_connection_broke,
             StageProcess,
@@ -275,7 +287,9 @@ def tells_of_the_absent_only(self):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("script", [stages_that_die_before_their_supervisor_is_heard, gateways_that_die_with_a_coordinator])
+@pytest.mark.parametrize(
+    "script", [stages_that_die_before_their_supervisor_is_heard, gateways_that_die_with_a_coordinator]
+)
 def test_nobody_waits_for_those_whose_death_a_supervisor_has_seen(monkeypatch, script):
     """A coordinator of endless patience waits for ever for whoever it is not told of."""
     monkeypatch.setattr(coordinator, "MISSED_HEARTBEATS", 1_000_000)

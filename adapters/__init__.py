@@ -3,6 +3,10 @@
 ADAPTERS: dict[str, str] = {
     "llamacpp": "adapters.llamacpp:LlamaCpp",
     "transformers": "adapters.transformers_text:TransformersText",
+    "transformers-embedding": "adapters.transformers_embedding:TransformersEmbedding",
+    "transformers-image-text": "adapters.transformers_image_text:TransformersImageText",
+    "vllm": "adapters.vllm_text:VllmText",
+    "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",

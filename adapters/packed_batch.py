@@ -48,6 +48,13 @@ class Piece(NamedTuple):
     first_position: int
     """How many tokens of the request are in the slot already."""
     ids: Sequence[int]
+    is_whole: bool = False
+    """Whether the logits after each of its tokens are wanted, not only after the last."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that are wanted."""
+        return len(self.ids) if self.is_whole else 1
 
 
 class KvPool:
@@ -110,7 +117,7 @@ class Batch:
         ids: list[int] = []
         positions: list[int] = []
         places: list[int] = []
-        self._lasts: list[int] = []
+        self._rows: list[list[int]] = []
         for piece in pieces:
             end = piece.first_position + len(piece.ids)
             if end > pool.context_length:
@@ -119,18 +126,18 @@ class Batch:
             ids.extend(piece.ids)
             positions.extend(range(piece.first_position, end))
             places.extend(range(offset + piece.first_position, offset + end))
-            self._lasts.append(len(ids) - 1)
+            self._rows.append(list(range(len(ids) - piece.num_rows, len(ids))))
         self.ids = torch.tensor([ids], device=device)
         self.positions = torch.tensor([positions], device=device)
         self.places = torch.tensor(places, device=device)
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
-    def ends_of(self, num_pieces: int, num_rows: int) -> torch.Tensor:
-        """Return where the first pieces end in the batch, the last of them repeated: (num_rows,)."""
+    def rows_of(self, num_pieces: int, num_rows: int) -> torch.Tensor:
+        """Return which tokens of the first pieces have wanted logits, the last of them repeated: (num_rows,)."""
         import torch
 
-        ends = self._lasts[:num_pieces]
-        return torch.tensor(ends + ends[-1:] * (num_rows - num_pieces), device=self.ids.device)
+        rows = [row for rows in self._rows[:num_pieces] for row in rows]
+        return torch.tensor(rows + rows[-1:] * (num_rows - len(rows)), device=self.ids.device)
 
     def mask(self, index: int, first_key: int, window: int) -> torch.Tensor:
         """Return which of the keys from `first_key` on each token of a piece may see: bool, (1, 1, tokens, keys)."""
@@ -217,22 +224,23 @@ class PackedForward:
             is_exact: fill up to `MIN_ROWS`, so that a token has the same logits in any company of up to `MAX_ROWS`.
 
         Returns:
-            The logits after the last token of each piece, (pieces, vocabulary).
+            The logits after the last token of each piece, or after each token of a whole one, (rows, vocabulary).
         """
         num_tokens = sum(len(piece.ids) for piece in pieces)
         num_filling = _filled_up(num_tokens, is_exact=is_exact) - num_tokens
         filling = [Piece(self._pool.spare_slot, 0, [0] * num_filling)] if num_filling else []
         batch = Batch([*pieces, *filling], self._pool, self._model.device)
-        num_rows = _filled_up(len(pieces), is_exact=is_exact)
+        num_wanted = sum(piece.num_rows for piece in pieces)
+        num_rows = _filled_up(num_wanted, is_exact=is_exact)
         arguments = {
             "input_ids": batch.ids,
             "position_ids": batch.positions,
             "use_cache": True,
-            "logits_to_keep": batch.ends_of(len(pieces), num_rows),
+            "logits_to_keep": batch.rows_of(len(pieces), num_rows),
             "packed_batch": batch,
             self._cache_argument: _cache_of(batch),
         }
-        return self._model(**arguments).logits[0, : len(pieces)]
+        return self._model(**arguments).logits[0, :num_wanted]
 
 
 def _filled_up(num_rows: int, *, is_exact: bool) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
-from adapters import chat
+from adapters import chat, synthetic_tokens
 from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
 from adapters.synthetic_marks import MIN_SIDE, PictureMark, marker_of, ramp, text_piece, write_picture
 from adapters.synthetic_shapes import Progress, SyntheticSteps, SyntheticStream
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Event
     from omni_bus.ids import RequestId
+    from omni_bus.wire.payloads import Token
+    from omni_bus.wire.prompt import Prompt
 
 MAX_PROMPT_CHARACTERS = 4096
 """What a video's prompt is cut to while it streams in."""
@@ -63,7 +65,7 @@ class TextParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     """What a request may set on `SyntheticText`: its work, and the sampling parameters of chat protocols.
 
     `max_tokens`, `min_tokens` and `ignore_eos` set the length of the answer as they do on a model. What chooses the
-    next token (temperature and its like) has nothing to choose here; stop strings and token ids are refused.
+    next token (temperature and its like) has nothing to choose here; what cuts or changes the text is refused.
     """
 
     # As in WorkParams: a Struct can't have two parents with fields.
@@ -78,23 +80,47 @@ class TextParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     tokens: Amount | None = None
     tokens_per_step: Amount | None = None
     chunk_bytes: PieceBytes | None = None
+    thoughts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Words on the port ``reasoning`` before the answer, all in the first step."""
+
+
+HONOURED = frozenset({*chat.PLAIN, "text", "token_ids", "tools", "tool_choice", "images", "audio", "video"})
+"""Of a prompt."""
+
+UNHONOURED = ("stop", "stop_token_ids", *(name for name in EXTRAS if "logprobs" not in name and name != "token_ids"))
+"""Of sampling."""
 
 
 class _TextState(msgspec.Struct):
     plan: TextOptions
+    params: TextParams
     marker: str
     prompt_tokens: int
     num_tokens: int
     finish: str
-    is_wanted: bool
+    outputs: frozenset[str]
+    prompt: Prompt | None
+    text: str
+    """All of the prompt, as it is rendered."""
     index: int = 0
 
 
 class SyntheticText(SyntheticSteps):
-    """Answers a prompt with ``marker:0 marker:1 …``; the marker is the prompt's, or its last user message's text."""
+    """Answers a prompt with ``marker:0 marker:1 …``; the marker is the prompt's, or its last user message's text.
 
-    accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
-    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    A tool that must be called, or that the marker names, is called with the marker and nothing is written. See
+    `adapters.synthetic_tokens` for what comes on the other ports.
+    """
+
+    accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
+    optional_inputs = frozenset({"images", "audio", "video"})
+    emits: ClassVar[dict[str, str]] = {
+        "text": "text",
+        "reasoning": "text",
+        "tool_calls": "json",
+        "rendered": "json",
+        "embedding": "tensor",
+    }
     Options = TextOptions
     Params = TextParams
 
@@ -106,28 +132,64 @@ class SyntheticText(SyntheticSteps):
             InputTooLarge: more words than `max_prompt_tokens`.
         """
         params: TextParams = request.params
-        refuse_unhonoured(params, ("stop", "stop_token_ids", *EXTRAS), "synthetic-text")
+        refuse_unhonoured(params, UNHONOURED, "synthetic-text")
         plan: TextOptions = plan_of(self.options, params)
-        text, prompt_tokens = read_prompt(inputs.get("prompt", []))
+        prompt, marker, text = read_chat(inputs)
+        prompt_tokens = len(text.split())
         if prompt_tokens > plan.max_prompt_tokens:
             raise InputTooLarge(
                 f"prompt: {prompt_tokens} tokens came (allowed: {plan.max_prompt_tokens})", field="prompt"
             )
         num_tokens, finish = _length(plan, params)
-        is_wanted = "text" in request.outputs
-        self._batch.add(request.id, _TextState(plan, marker_of(text), prompt_tokens, num_tokens, finish, is_wanted))
+        if request.outputs and request.outputs <= {"rendered", "embedding"}:
+            num_tokens = 0
+        state = _TextState(
+            plan, params, marker_of(marker), prompt_tokens, num_tokens, finish, request.outputs, prompt, text
+        )
+        self._batch.add(request.id, state)
 
     def _advance(self, request: RequestId, live: _TextState) -> list[Event]:
+        events = self._first(request, live) if live.index == 0 else []
+        if events and isinstance(events[-1], Finished):
+            return events
         first = live.index * live.plan.tokens_per_step
         end = min(first + live.plan.tokens_per_step, live.num_tokens)
-        events: list[Event] = []
-        if live.is_wanted:
-            text = "".join([text_piece(live.marker, i, live.plan.chunk_bytes) for i in range(first, end)])
-            events.append(Output(request, "text", Text(text, end - first)))
-        if end == live.num_tokens:
+        if "text" in live.outputs and end > first:
+            pieces = [text_piece(live.marker, i, live.plan.chunk_bytes) for i in range(first, end)]
+            events.append(Output(request, "text", Text("".join(pieces), end - first, _tokens(live, pieces, first))))
+        if end >= live.num_tokens:
             usage = Usage(prompt_tokens=live.prompt_tokens, completion_tokens=end)
             events.append(Finished(request, Finish(live.finish, usage)))
         return events
+
+    def _first(self, request: RequestId, live: _TextState) -> list[Event]:
+        """Return what comes before the text, or instead of it."""
+        events: list[Event] = []
+        if "rendered" in live.outputs:
+            found = synthetic_tokens.rendered(live.text, live.plan.max_prompt_tokens, live.params.prompt_logprobs)
+            events.append(Output(request, "rendered", Json(synthetic_tokens.as_value(found))))
+        if "embedding" in live.outputs:
+            events.append(Output(request, "embedding", synthetic_tokens.embedding(live.text)))
+        if "reasoning" in live.outputs:
+            pieces = [text_piece(f"{live.marker}?", i) for i in range(live.params.thoughts)]
+            events += [Output(request, "reasoning", Text(piece, 1)) for piece in pieces]
+        if "tool_calls" in live.outputs and live.prompt is not None:
+            deltas = synthetic_tokens.calls_of(live.prompt, live.marker)
+            events += [Output(request, "tool_calls", Json(synthetic_tokens.as_value(delta))) for delta in deltas]
+            if deltas:
+                usage = Usage(prompt_tokens=live.prompt_tokens, completion_tokens=len(deltas))
+                events.append(Finished(request, Finish("tool_calls", usage)))
+        return events
+
+
+def _tokens(live: _TextState, pieces: list[str], first: int) -> tuple[Token, ...]:
+    """Return the tokens of a step's words, where ids or log-probabilities were asked for."""
+    params = live.params
+    if params.logprobs is None and not params.token_ids:
+        return ()
+    return tuple(
+        synthetic_tokens.generated(piece.encode(), first + i, params.logprobs) for i, piece in enumerate(pieces)
+    )
 
 
 def _length(plan: TextOptions, params: TextParams) -> tuple[int, str]:
@@ -144,6 +206,38 @@ def _length(plan: TextOptions, params: TextParams) -> tuple[int, str]:
     return wanted, "stop"
 
 
+def read_chat(inputs: dict[str, list[Payload]]) -> tuple[Prompt | None, str, str]:
+    """Return a prompt, the text that marks it, and all of its text with a word for each picture, sound and video.
+
+    Raises:
+        BadInput: no prompt that can be read; names the place.
+    """
+    payloads = inputs.get("prompt", [])
+    if len(payloads) == 1 and not _is_marked(payloads[0]):
+        prompt = chat.read_prompt(payloads[0], "synthetic-text", HONOURED)
+        if prompt.token_ids is not None:
+            text = marker = synthetic_tokens.decode(prompt.token_ids)
+        elif prompt.text is not None:
+            text = marker = prompt.text
+        else:
+            messages = chat.plain_messages(prompt)
+            marker = _last_words(messages)
+            text = " ".join(message["content"] for message in messages)
+        media = [payload for port in ("images", "audio", "video") for payload in inputs.get(port, [])]
+        return prompt, marker, " ".join([text, *synthetic_tokens.media_words(media)])
+    marker, _ = read_prompt(payloads)
+    return None, marker, marker
+
+
+def _is_marked(payload: Payload) -> bool:
+    return isinstance(payload, Json) and isinstance(payload.value, dict) and "marker" in payload.value
+
+
+def _last_words(messages: list[dict[str, str]]) -> str:
+    texts = [message["content"] for message in messages if message["role"] == "user"]
+    return texts[-1] if texts else messages[-1]["content"]
+
+
 def read_prompt(payloads: Sequence[Payload]) -> tuple[str, int]:
     """Return the text that marks a prompt, and the number of words in all of it.
 
@@ -157,15 +251,13 @@ def read_prompt(payloads: Sequence[Payload]) -> tuple[str, int]:
     if len(payloads) != 1:
         raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
     payload = payloads[0]
-    if isinstance(payload, Json) and isinstance(payload.value, dict) and "marker" in payload.value:
+    if isinstance(payload, Json) and _is_marked(payload):
         if list(payload.value) != ["marker"] or not isinstance(payload.value["marker"], str):
             raise BadInput("marker: not a string, or with other fields beside it (allowed: one string)", field="marker")
         marker = payload.value["marker"]
         return marker, len(marker.split())
     messages = chat.plain_messages(chat.read_prompt(payload, "synthetic-text"))
-    texts = [message["content"] for message in messages if message["role"] == "user"]
-    marker = texts[-1] if texts else messages[-1]["content"]
-    return marker, sum(len(message["content"].split()) for message in messages)
+    return _last_words(messages), sum(len(message["content"].split()) for message in messages)
 
 
 # --- relay --------------------------------------------------------------------------------------------------

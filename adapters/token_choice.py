@@ -2,7 +2,8 @@
 
 Each request has its own random generator and is handled on its own row, so who else is in the batch has no influence.
 What transformers' `generate` can do is done by its own processors, in its order: repetition penalty, minimum length,
-temperature, top-k, top-p, min-p. The frequency and presence penalties are OpenAI's: ``logit - frequency * count -
+temperature, top-k, top-p, min-p; bad words and biases come right after the repetition penalty. A structure's mask is
+laid on the logits before all of them. The frequency and presence penalties are OpenAI's: ``logit - frequency * count -
 presence * (count > 0)`` over generated tokens.
 """
 
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from omni_bus.errors import BadInput
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
     from adapters.sampling import SamplingParams
+    from adapters.structure import TokenMask
 
 
 GREEDY_BELOW = 1e-5
@@ -27,7 +31,16 @@ GREEDY_BELOW = 1e-5
 class TokenChoice:
     """The choice of one request, with its random state and the counts of what it generated."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], device: Any) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        ends: frozenset[int],
+        device: Any,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
+        mask: TokenMask | None = None,
+    ) -> None:
         """Prepare for a request.
 
         Args:
@@ -35,6 +48,8 @@ class TokenChoice:
             prompt: the request's prompt, for the repetition penalty.
             ends: tokens that end the text, not chosen before `params.min_tokens`.
             device: where the logits are.
+            bad_words: tokens of texts that are never written.
+            mask: what the structure allows; it is told what was chosen.
         """
         import torch
 
@@ -44,7 +59,8 @@ class TokenChoice:
         self._frequency = params.frequency_penalty
         self._presence = params.presence_penalty
         self._counts: torch.Tensor | None = None
-        self._processors, self._needs_history = _processors(params, len(prompt), ends, device)
+        self._mask = mask
+        self._processors, self._needs_history = _processors(params, len(prompt), ends, device, bad_words)
         self._history = torch.tensor([prompt], device=device) if self._needs_history else None
         self._generator = torch.Generator(device=device)
         if params.seed is None:
@@ -55,22 +71,42 @@ class TokenChoice:
     @property
     def is_argmax(self) -> bool:
         """Whether the most probable token is always chosen, so that rows can be handled together."""
-        return self._is_greedy and not self._processors and not (self._frequency or self._presence)
+        has_penalty = self._frequency or self._presence
+        return self._is_greedy and self._mask is None and not self._processors and not has_penalty
 
-    def choose(self, logits: torch.Tensor) -> int:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the structure is whole and nothing can follow."""
+        return self._mask is not None and self._mask.is_complete
+
+    def choose(self, logits: torch.Tensor, *, is_free: bool = False) -> int:
         """Return the next token.
 
         Args:
             logits: (vocabulary,), unchanged afterwards.
+            is_free: this token is not yet part of the structure.
+
+        Raises:
+            BadInput: what the structure allows is forbidden by other parameters.
         """
         import torch
 
-        scores = self._processors(self._history, self._penalised(logits.float())[None])
+        mask = None if is_free else self._mask
+        logits = logits.float() if mask is None else mask.apply(logits.float())
+        scores = self._processors(self._history, self._penalised(logits)[None])
+        if mask is not None and not scores.isfinite().any():
+            raise BadInput(
+                "structure: bad_words or min_tokens forbid every token that it allows (allowed: parameters that "
+                "leave one)",
+                field="structure",
+            )
         if self._is_greedy:
             token = scores.argmax(dim=-1)
         else:
             token = torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator)[0]
         self._remember(token)
+        if mask is not None:
+            mask.consume(int(token))
         return int(token)
 
     def _penalised(self, logits: torch.Tensor) -> torch.Tensor:
@@ -116,13 +152,23 @@ class _TopP:
         return scores.masked_fill(probabilities < largest[:, num_kept - 1 : num_kept], float("-inf"))
 
 
-def _processors(params: SamplingParams, prompt_length: int, ends: frozenset[int], device: Any) -> tuple[Any, bool]:
+def _processors(
+    params: SamplingParams,
+    prompt_length: int,
+    ends: frozenset[int],
+    device: Any,
+    bad_words: Sequence[Sequence[int]],
+) -> tuple[Any, bool]:
     """Return transformers' processors for these parameters, and whether they look at the tokens so far."""
     from transformers.generation import logits_process as g
 
     chain = g.LogitsProcessorList()
     if params.repetition_penalty != 1:
         chain.append(g.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.logit_bias:
+        chain.append(g.SequenceBiasLogitsProcessor([[[int(id_)], bias] for id_, bias in params.logit_bias.items()]))
+    if bad_words:
+        chain.append(g.NoBadWordsLogitsProcessor([list(ids) for ids in bad_words]))
     if params.min_tokens and ends:
         chain.append(g.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, sorted(ends), device=device))
     needs_history = bool(chain)

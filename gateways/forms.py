@@ -14,7 +14,8 @@ import msgspec
 from aiohttp import BodyPartReader, MultipartReader, http_exceptions, web
 from aiohttp.multipart import BadContentDispositionHeader, BadContentDispositionParam
 
-from gateways.http import HttpOptions, check_length, too_large
+from gateways.http import check_length, too_large
+from gateways.media import MediaOptions
 from gateways.problems import Problem
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _NOT_A_FORM = (
 _PLAIN_ENCODINGS = ("", "binary", "8bit", "7bit")
 
 
-class FormOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FormOptions(MediaOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table of a gateway that takes forms."""
 
     min_upload_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 16 * 1024

@@ -33,3 +33,18 @@ async def load(client: BusClient, pipelines: Container[str], caller: str | None)
     own = {row["pipeline"]: {key: row[key] for key in ("in_flight", "queued", "refused")} for row in rows}
     counts = {name: found for name, found in status["pipelines"].items() if name in pipelines}
     return {"pipelines": counts} if caller is None else {"pipelines": counts, "caller": {"name": caller, "uses": own}}
+
+
+async def server_load(client: BusClient, pipelines: Container[str]) -> int:
+    """Return the requests of served pipelines that run or wait, whichever gateway they came through.
+
+    Raises:
+        Unavailable: the coordinator does not answer.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            status = await client.admin("status")
+    except TimeoutError:
+        raise Unavailable("the coordinator does not answer") from None
+    found = [counts for name, counts in status["pipelines"].items() if name in pipelines]
+    return sum(counts["in_flight"] + counts["queued"] for counts in found)

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 import omni_bus
 from gateways import openai_answers as answers
-from gateways import openai_chat, openai_chat_body, openai_files, openapi
+from gateways import (
+    openai_chat,
+    openai_chat_batch,
+    openai_chat_body,
+    openai_completions,
+    openai_completions_body,
+    openai_embeddings,
+    openai_files,
+    openai_models,
+    openai_tokenize,
+    openapi,
+)
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
-from gateways.load import load
+from gateways.load import load, server_load
+from gateways.media import MediaReader
 from gateways.openai_chat_answer import AudioDelta
-from gateways.openai_chat_body import find_model
 from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
+from gateways.openai_media import MessageMedia
+from gateways.openai_models import find_model, model_card, models_of
 from gateways.openapi import Answer, Operation
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
     from omni_bus.core.pipeline import Pipeline
 
 
@@ -32,9 +45,12 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     audio_delta: AudioDelta = "content"
     """Where a stream's sound goes: ``content`` (delta.content, told by `modality`) or ``audio`` (delta.audio.data)."""
 
+    trust_request_chat_template: bool = False
+    """Requests may bring a chat template of their own: a program that the stage runs."""
+
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat completions and files."""
+    """Health, models, chat and other completions, tokens, embeddings, and files."""
 
     Options = OpenAIOptions
 
@@ -45,10 +61,25 @@ class OpenAIGateway(HttpGateway):
         self._health = Health(self.client)
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
-        self._chat = openai_chat.ChatRoute(
-            self.client, self._models, self._pool, self.options, self.options.audio_delta
-        )
         self._files = FilesRoutes(self.options, self.state_dir)
+        self._media = MediaReader(self.options)
+        media = MessageMedia(self._media, self._files, self.options)
+        trusts = self.options.trust_request_chat_template
+        self._chat = openai_chat.ChatRoute(
+            self.client,
+            self._models,
+            self._pool,
+            media,
+            self.options,
+            audio_delta=self.options.audio_delta,
+            trusts_templates=trusts,
+        )
+        self._batch = openai_chat_batch.ChatBatchRoute(self.client, self._chat, self.options)
+        self._completions = openai_completions.CompletionsRoute(self.client, self._models, self.options)
+        self._tokens = openai_tokenize.TokenRoutes(
+            self.client, self._models, media, self.options, trusts_templates=trusts
+        )
+        self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
@@ -60,7 +91,7 @@ class OpenAIGateway(HttpGateway):
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
         """Whether some route can express the pipeline."""
-        return openai_chat.can_serve(pipeline)
+        return openai_models.can_serve(pipeline)
 
     def app(self) -> web.Application:
         """Build the application."""
@@ -71,9 +102,24 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/openapi.json", self._get_openapi)
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
-        app.router.add_post("/v1/chat/completions", self._chat.handle, expect_handler=self.expect)
+        app.router.add_get("/load", self._get_load)
+        for path, handler in (
+            ("/v1/chat/completions", self._chat.handle),
+            ("/v1/chat/completions/batch", self._batch.handle),
+            ("/v1/completions", self._completions.handle),
+            ("/tokenize", self._tokens.tokenize),
+            ("/detokenize", self._tokens.detokenize),
+            ("/v1/embeddings", self._embeddings.handle),
+        ):
+            app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
+        app.cleanup_ctx.append(self._reading)
         return app
+
+    async def _reading(self, app: web.Application) -> AsyncIterator[None]:
+        """Read media as long as the application runs."""
+        yield
+        await self._media.close()
 
     def _add_files(self, app: web.Application) -> None:
         files = self._files
@@ -106,10 +152,13 @@ class OpenAIGateway(HttpGateway):
     async def _get_version(self, request: web.Request) -> web.Response:
         return json_response({"version": omni_bus.__version__})
 
+    async def _get_load(self, request: web.Request) -> web.Response:
+        return json_response({"server_load": await server_load(self.client, self.pipelines)})
+
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
         if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
-            schemas = {"ChatCompletionRequest": openai_chat_body.schema(self.pipelines.values())}
+            schemas = body_schemas(self.pipelines.values())
             self._documents[has_keys] = openapi.document(
                 "omni-bus", omni_bus.__version__, operations(), schemas=schemas, has_keys=has_keys
             )
@@ -122,6 +171,22 @@ class OpenAIGateway(HttpGateway):
     async def _get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         return json_response(model_card(name, find_model(name, self._models)))
+
+
+def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
+    """Return the schemas of bodies that depend on what is served, or are read from several Structs."""
+    pipelines = list(pipelines)
+    return {
+        schema["title"]: schema
+        for schema in (
+            openai_chat_body.schema(pipelines),
+            openai_chat_batch.schema(pipelines),
+            openai_completions_body.schema(),
+            openai_tokenize.tokenize_schema(pipelines),
+            openai_tokenize.detokenize_schema(),
+            openai_embeddings.schema(),
+        )
+    }
 
 
 def operations() -> list[Operation]:
@@ -173,45 +238,17 @@ def operations() -> list[Operation]:
             answers={200: Answer(description="the model", content={json: answers.Model})},
             errors=(404,),
         ),
+        Operation(
+            method="get",
+            path="/load",
+            name="load",
+            summary="How many requests are under way",
+            answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
+        ),
         openai_chat.OPERATION,
+        openai_chat_batch.OPERATION,
+        openai_completions.OPERATION,
+        *openai_tokenize.OPERATIONS,
+        openai_embeddings.OPERATION,
         *openai_files.OPERATIONS,
     ]
-
-
-def models_of(pipelines: Any) -> dict[str, Pipeline]:
-    """Return pipelines by every name that clients may use: what each is served as first, then the aliases."""
-    pipelines = list(pipelines)
-    models = {pipeline.serve_as: pipeline for pipeline in pipelines}
-    for pipeline in pipelines:
-        for alias in pipeline.aliases:
-            models.setdefault(alias, pipeline)
-    return models
-
-
-def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
-    """Return one entry of the list of models."""
-    created = int(time.time())
-    permission = {
-        "id": f"modelperm-{secrets.token_hex(8)}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": False,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "omni-bus",
-        "root": pipeline.serve_as,
-        "parent": None,
-        "max_model_len": None,
-        "permission": [permission],
-    }

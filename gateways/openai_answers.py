@@ -8,7 +8,7 @@ import msgspec
 
 from omni_bus.media.encode import Format
 
-FinishReason = Literal["stop", "length", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class _Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,8 +144,59 @@ class SpokenMessage(_Exact, frozen=True):
     transcript: str
 
 
+class TokenLogprob(_Exact, frozen=True):
+    """A token: as text, its natural log-probability, and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(_Exact, frozen=True):
+    """A token of the answer, and the most probable ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Exact, frozen=True):
+    """Log-probabilities of the tokens of a text."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class PromptLogprob(_Exact, frozen=True):
+    """A token that might have stood in the prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt the candidates by id; null for the first."""
+
+
+class CalledFunction(_Exact, frozen=True):
+    """What the model wants called; `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Exact, frozen=True):
+    """One call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(_Exact, frozen=True):
-    """Text, sound or both."""
+    """Text, sound or both, or calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -154,14 +205,15 @@ class AnswerMessage(_Exact, frozen=True):
     audio: SpokenMessage | None
     function_call: None
     reasoning: str | None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Choice(_Exact, frozen=True):
-    """The one answer."""
+    """One answer."""
 
     index: int
     message: AnswerMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
     token_ids: list[int] | None
@@ -179,6 +231,9 @@ class ChatCompletion(_Exact, frozen=True):
     service_tier: str | None
     system_fingerprint: str | None
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    prompt_text: str | None
     metrics: dict[str, Any] | None
 
 
@@ -189,21 +244,41 @@ class AudioPiece(_Exact, frozen=True):
     data: str
 
 
+class FunctionDelta(_Exact, frozen=True):
+    """A piece of a call; pieces of `arguments` concatenate."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(_Exact, frozen=True):
+    """A piece of the call at `index`; the first one has its id and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(_Exact, frozen=True):
     """What a chunk adds: text, or sound as base64 of a file of its own, told apart by the chunk's modality."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     audio: AudioPiece | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(_Exact, frozen=True):
-    """The one answer, as far as this chunk goes."""
+    """One answer, as far as this chunk goes."""
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     audio_metadata: AudioMetadata | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -217,3 +292,113 @@ class ChatCompletionChunk(_Exact, frozen=True):
     choices: list[ChunkChoice]
     modality: Literal["text", "audio"] | msgspec.UnsetType = msgspec.UNSET
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+# --- completions, tokens, embeddings ------------------------------------------------------------------------
+
+
+class CompletionLogprobs(_Exact, frozen=True):
+    """Log-probabilities of a text's tokens, one list for each fact."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Exact, frozen=True):
+    """One text; index = prompt × n + sample."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+
+
+class Completion(_Exact, frozen=True):
+    """Texts that go on with prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str | None
+    usage: Usage
+    metrics: dict[str, Any] | None
+
+
+class CompletionChunkChoice(_Exact, frozen=True):
+    """A piece of one text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChunk(_Exact, frozen=True):
+    """One event of a stream; with usage asked for, the last one has it and no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Tokenized(_Exact, frozen=True):
+    """What a prompt comes to."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(_Exact, frozen=True):
+    """What tokens say."""
+
+    prompt: str
+
+
+class Embedding(_Exact, frozen=True):
+    """One vector: numbers, or little-endian 32-bit floats in base64."""
+
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(_Exact, frozen=True):
+    """Tokens of the input."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(_Exact, frozen=True):
+    """One vector for each input."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ServerLoad(_Exact, frozen=True):
+    """Requests under way on the bus, of all served pipelines."""
+
+    server_load: int

@@ -171,7 +171,7 @@ class FilesRoutes:
         self._options = options
         self._has_expiring = asyncio.Event()
         """A file came whose time may end before the next sweep."""
-        self._store = Store(
+        self.store = Store(
             Path(options.files_dir).expanduser() if options.files_dir else Path(state_dir) / "files",
             Quota(
                 max_owner_bytes=options.max_caller_bytes,
@@ -192,13 +192,13 @@ class FilesRoutes:
         yield
         sweeping.cancel()
         await asyncio.wait({sweeping})
-        self._store.close()
+        self.store.close()
 
     async def _sweep(self) -> None:
         while True:
             next_at = None
             with contextlib.suppress(OmniBusError):  # logged by the store; the next round may find its folder well
-                next_at = await self._store.sweep()
+                next_at = await self.store.sweep()
             wait_s = SWEEP_S if next_at is None else min(SWEEP_S, max(0.0, next_at - time.time()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -232,7 +232,7 @@ class FilesRoutes:
                 if part.filename is None:
                     raise BadInput("file: a text came (allowed: a file with its name)", field="file")
                 filename = part.filename
-                begun = await self._store.begin(KIND, request[KEY_NAME], max_bytes=self._options.max_file_bytes)
+                begun = await self.store.begin(KIND, request[KEY_NAME], max_bytes=self._options.max_file_bytes)
                 upload = await stack.enter_async_context(begun)
                 async for piece in part.pieces():
                     await upload.write(piece)
@@ -252,7 +252,7 @@ class FilesRoutes:
             raise BadInput(f"order: {order[:40]!r} came (allowed: asc, desc)", field="order")
         if purpose is not None and purpose not in PURPOSES:
             raise _bad_purpose(purpose)
-        entries = await self._store.entries(KIND, request[KEY_NAME])
+        entries = await self.store.entries(KIND, request[KEY_NAME])
         if order == "desc":
             entries.reverse()
         if after:
@@ -281,21 +281,25 @@ class FilesRoutes:
         """``GET /v1/files/ID/content``."""
         entry = await self._find(request)
         filename, limit_s = entry.metadata["filename"], self._options.write_timeout_s
-        return await send_file(request, self._store, entry, filename=filename, write_timeout_s=limit_s)
+        return await send_file(request, self.store, entry, filename=filename, write_timeout_s=limit_s)
 
     async def delete(self, request: web.Request) -> web.Response:
         """``DELETE /v1/files/ID``."""
         file_id = request.match_info["file_id"]
-        if not await self._store.delete(file_id, KIND, request[KEY_NAME]):
+        if not await self.store.delete(file_id, KIND, request[KEY_NAME]):
             raise _missing(file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _find(self, request: web.Request) -> Entry:
         file_id = request.match_info["file_id"]
-        entry = await self._store.get(file_id, KIND, request[KEY_NAME])
+        entry = await self.entry(file_id, request[KEY_NAME])
         if entry is None:
             raise _missing(file_id)
         return entry
+
+    async def entry(self, file_id: str, caller: str) -> Entry | None:
+        """Return a file that a caller has uploaded, for other routes; None if there is none."""
+        return await self.store.get(file_id, KIND, caller)
 
 
 def file_object(entry: Entry) -> dict[str, Any]:

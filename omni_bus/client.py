@@ -359,6 +359,7 @@ class BusClient:
         tokens: int = 0,
         prefix: tuple[int, ...] = (),
         session: str = "",
+        wants_metrics: bool = False,
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -374,6 +375,7 @@ class BusClient:
             tokens: what prompt and answer may come to; 0 is not known.
             prefix: of the prompt, for replicas that have it cached (`omni_bus.wire.prefix`).
             session: requests with the same name and key stay with their replicas.
+            wants_metrics: the ends of outputs say what the stages did, as ``detail["metrics"]``.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
@@ -393,6 +395,7 @@ class BusClient:
             tokens=tokens,
             prefix=prefix,
             session=session,
+            wants_metrics=wants_metrics,
         )
         self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()

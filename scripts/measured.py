@@ -41,16 +41,18 @@ class Deployment:
 
     Args:
         toml: the deployment file's text; engines of `stamped` are found.
+        start_s: how long its start may take.
     """
 
-    def __init__(self, toml: str) -> None:
+    def __init__(self, toml: str, *, start_s: float = START_S) -> None:
+        self._start_s = start_s
         # Short, because the paths of sockets are limited to 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="ob", dir="/tmp"))
         (self._folder / "bench.toml").write_text(toml, encoding="utf-8")
         self._environ = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self._folder),
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}",
+            "PYTHONPATH": ":".join(filter(None, (str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")))),
         }
         self.pids: dict[str, int] = {}
         """Process ids by actor name, and the supervisor's."""
@@ -104,7 +106,7 @@ class Deployment:
         assert self._process.stdout is not None
         begun: dict[str, float] = {}
         seen: list[str] = []
-        alarm = threading.Timer(START_S, self._process.kill)
+        alarm = threading.Timer(self._start_s, self._process.kill)
         alarm.start()
         try:
             for line in self._process.stdout:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from omni_bus.cli.outfile import check_writable
 from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.client import End, Item, Request
 from omni_bus.config.load import parse_value
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 async def _call(args: argparse.Namespace) -> int:
     params = _params(args.params)
     if args.audio_out is not None:
-        _check_writable(args.audio_out)
+        check_writable(args.audio_out, "--audio-out")
     if args.timeout is not None and not 0 < args.timeout < math.inf:
         raise BadInput(f"--timeout {args.timeout:g}: not a positive number of seconds", field="--timeout")
     text = sys.stdin.read() if args.text == "-" else args.text
@@ -127,17 +127,6 @@ def _outputs(pipeline: Pipeline, *, wants_audio: bool) -> tuple[str, ...]:
         outputs = ", ".join(pipeline.outputs)
         raise BadInput(f"pipeline '{pipeline.name}' has no audio (outputs: {outputs})", field="--audio-out")
     return found or tuple(pipeline.outputs)
-
-
-def _check_writable(path: str) -> None:
-    """Refuse a file that could not be written, before the work is done."""
-    directory = Path(path).parent
-    if not directory.is_dir():
-        raise BadInput(f"--audio-out {path}: there is no directory '{directory}'", field="--audio-out")
-    if Path(path).is_dir():
-        raise BadInput(f"--audio-out {path}: that is a directory, not a file", field="--audio-out")
-    if not os.access(path if Path(path).exists() else directory, os.W_OK):
-        raise BadInput(f"--audio-out {path}: no permission to write there", field="--audio-out")
 
 
 def _write_wav(path: str, pieces: list[Audio]) -> None:

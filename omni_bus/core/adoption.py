@@ -230,7 +230,16 @@ class Adoption:
         """Run a former coordinator's request on, and ask all who take part what became of it."""
         request = route.request
         entry = Request(
-            submit=Submit(request, route.pipeline, (), route.priority, route.timeout_s, route.key, route.trace),
+            submit=Submit(
+                request,
+                route.pipeline,
+                (),
+                route.priority,
+                route.timeout_s,
+                route.key,
+                route.trace,
+                wants_metrics=route.wants_metrics,
+            ),
             client=route.gateway,
             pipeline=self._pipelines[route.pipeline],
             edges=route.edges,

@@ -709,6 +709,7 @@ class CoordinatorCore:
             trace=entry.submit.trace,
             key=entry.submit.key,
             is_retry=entry.cause is not None,
+            wants_metrics=entry.submit.wants_metrics,
         )
         entry.pending = dict(stages)
         entry.move("admitted")

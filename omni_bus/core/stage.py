@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import Abort, Add, Feed, Resume, Send, StageEffect, Start, Step, Suspend
 from omni_bus.core.member import Running
@@ -428,6 +430,8 @@ class StageCore:
     def _on_finished(self, live: _Live, finish: Finish, now: float) -> list[StageEffect]:
         live.move("engine finished")
         live.finish = finish
+        if live.route.wants_metrics:
+            finish = self._with_metrics(live, finish, now)
         self._scheduler.remove(live.route.request)
         effects: list[StageEffect] = []
         for edge in live.out_edges.values():
@@ -591,6 +595,15 @@ class StageCore:
         self._tombstones.bury(request, report)
         self._ended[outcome] += 1
 
+    def _with_metrics(self, live: _Live, finish: Finish, now: float) -> Finish:
+        """Return an end that also says what this stage, and those before it, did for the request."""
+        found: dict[str, Any] = {}
+        for edge in live.in_edges.values():
+            if edge is not None and edge.finish is not None:
+                found |= edge.finish.detail.get("metrics", {})
+        found[self.stage] = request_metrics(self._request_stats(live, now), finish.reason)
+        return msgspec.structs.replace(finish, detail=finish.detail | {"metrics": found})
+
     def _request_stats(self, live: _Live, now: float) -> RequestStats:
         first = live.first_output_at
         return RequestStats(
@@ -601,6 +614,18 @@ class StageCore:
             bytes_out=live.bytes_out,
             usage=live.finish.usage,
         )
+
+
+def request_metrics(stats: RequestStats, reason: str) -> dict[str, Any]:
+    """Return a stage's account of a request as ends of outputs carry it."""
+    return {
+        "finish_reason": reason,
+        "first_output_s": stats.first_output_s,
+        "total_s": stats.total_s,
+        "chunks_out": stats.chunks_out,
+        "prompt_tokens": stats.usage.prompt_tokens,
+        "completion_tokens": stats.usage.completion_tokens,
+    }
 
 
 def _sent(edge: OutEdge, frames: list[DataFrame]) -> list[StageEffect]:

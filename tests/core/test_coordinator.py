@@ -310,6 +310,13 @@ def test_admitted_request_is_bound_to_needed_stages_only(up):
     assert admits[1].route.stages == {"llm": LLM, "voice": VOICE}
 
 
+def test_route_says_whether_the_client_wants_to_know_what_stages_did(up):
+    up.submit("plain")
+    up.submit("curious", wants_metrics=True)
+
+    assert [admit.route.wants_metrics for admit in up.to(GATEWAY, Admit)] == [False, True]
+
+
 def test_request_ends_once_all_stages_are_done(up):
     up.submit("r", outputs=())
     up.frame(LLM, Done("r"))

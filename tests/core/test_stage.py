@@ -1,8 +1,22 @@
 import itertools
 
+import msgspec
 import pytest
 
-from omni_bus.core.effects import Abort, Add, Deliver, Feed, Report, Resume, SetTimer, Stall, Start, Step, Suspend
+from omni_bus.core.effects import (
+    Abort,
+    Add,
+    Deliver,
+    Feed,
+    PortEnded,
+    Report,
+    Resume,
+    SetTimer,
+    Stall,
+    Start,
+    Step,
+    Suspend,
+)
 from omni_bus.core.stage import TRANSITIONS, EngineShape, State, stage_failed
 from omni_bus.core.tombstones import MAX_TOMBSTONES
 from omni_bus.core.watchdog import WATCH
@@ -10,7 +24,20 @@ from omni_bus.engine import Failure, Finished, Output, Starved
 from omni_bus.errors import BadInput, StageFailed
 from omni_bus.ids import Sender
 from omni_bus.sim.pair import ActorPair
-from omni_bus.wire.frames import Cancel, Cancelled, Chunk, Close, Credit, Done, Failed, Finish, Inquire, Open, Unheard
+from omni_bus.wire.frames import (
+    Cancel,
+    Cancelled,
+    Chunk,
+    Close,
+    Credit,
+    Done,
+    Failed,
+    Finish,
+    Inquire,
+    Open,
+    Unheard,
+    Usage,
+)
 from omni_bus.wire.payloads import Text
 
 A, B, C = Text("a"), Text("b"), Text("c")
@@ -103,6 +130,47 @@ def test_chunks_arrive_in_order_and_the_end_completes_the_request():
     assert (done.stats.chunks_in, done.stats.chunks_out, done.stats.bytes_out) == (1, 2, 130)
     assert pair.stage.stats.done == 1
     assert pair.stage.running == ()
+
+
+class Curious(ActorPair):
+    """A client that wants to know what the stage did."""
+
+    def route(self, request):
+        return msgspec.structs.replace(super().route(request), wants_metrics=True)
+
+
+def test_ends_tell_what_the_stage_did_to_those_who_ask():
+    pair = Curious(EngineShape.STEP)
+    pair.open()
+    pair.send("r", A, is_last=True)
+    pair.now = 2.0
+    stepped(pair, Output("r", "text", A))
+    pair.now = 3.0
+    stepped(pair, Finished("r", Finish("length", Usage(5, 7), {"stop_reason": 1})))
+
+    (ended,) = [effect for effect in pair.client_effects if isinstance(effect, PortEnded)]
+    assert ended.finish.detail == {
+        "stop_reason": 1,
+        "metrics": {
+            "stage": {
+                "finish_reason": "length",
+                "first_output_s": 2.0,
+                "total_s": 3.0,
+                "chunks_out": 1,
+                "prompt_tokens": 5,
+                "completion_tokens": 7,
+            }
+        },
+    }
+
+
+def test_ends_tell_nothing_of_the_stage_to_others():
+    pair = ActorPair(EngineShape.STEP)
+    pair.open()
+    pair.send("r", A, is_last=True)
+    stepped(pair, Finished("r"))
+
+    assert [effect.finish for effect in pair.client_effects if isinstance(effect, PortEnded)] == [Finish()]
 
 
 # --- credit -------------------------------------------------------------------------------------------------

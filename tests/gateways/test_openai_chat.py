@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from actors.testing import Running, running
-from gateways.openai_chat import can_serve
+from gateways.openai_models import can_serve
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.wire.frames import RouteEdge
 

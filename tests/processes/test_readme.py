@@ -71,7 +71,7 @@ def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Pa
 
     for command in commands(".venv/bin/omni-bus"):
         whole = command.replace(".venv/bin/omni-bus", f"{sys.executable} -m omni_bus")
-        whole = whole.replace("configs/", f"{ROOT}/configs/")
+        whole = whole.replace("configs/", f"{ROOT}/configs/").replace(ADDRESS, address)
         run = subprocess.run(
             ["bash", "-c", whole], cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False
         )

@@ -1,0 +1,110 @@
+"""Several requests on the bus for one of a client: samples, prompts, conversations; all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gateways.http import Terms
+from omni_bus.errors import Unavailable
+from omni_bus.gateway import STOPPING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from omni_bus.client import BusClient, Request, RequestEvent
+    from omni_bus.wire.payloads import Payload
+
+MAX_AT_ONCE = 128
+"""Requests of one client's request that are submitted at the same time; more wait here, as others end."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request on the bus."""
+
+    pipeline: str
+    outputs: tuple[str, ...]
+    """Wanted output ports."""
+    params: dict[str, dict[str, Any]]
+    """Parameters by stage."""
+    inputs: Mapping[str, Sequence[Payload]]
+    """What goes to each input port; a port that gets nothing is ended."""
+    priority: int = 0
+    wants_metrics: bool = False
+    """The ends of its outputs say what its stages did."""
+
+
+async def run_all(
+    client: BusClient, calls: Sequence[Call], terms: Terms
+) -> AsyncGenerator[tuple[int, RequestEvent], None]:
+    """Run calls and yield what comes, each event with its call's index; the first error ends them all.
+
+    Asking for the next event gives the last one's credit back, so that a slow reader slows down the calls and nothing
+    else. Close the generator (`contextlib.aclosing`): that cancels what still runs.
+
+    Raises:
+        OmniBusError: the first that any of them ended with.
+    """
+    if len(calls) == 1:
+        async with await _submit(client, calls[0], terms) as request:
+            await _feed(request, calls[0])
+            async for event in request:
+                yield 0, event
+        return
+    # One place: with it each call has at most one event on its way here.
+    arrivals: asyncio.Queue[tuple[int, RequestEvent | Exception | None]] = asyncio.Queue(1)
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
+    share = Terms(key=terms["key"], timeout_s=terms["timeout_s"], input_bytes=terms["input_bytes"] // len(calls))
+
+    async def run(index: int, call: Call) -> None:
+        try:
+            async with turns, await _submit(client, call, share) as request:
+                await _feed(request, call)
+                async for event in request:
+                    await arrivals.put((index, event))
+            await arrivals.put((index, None))
+        except Exception as error:  # noqa: BLE001 (it is raised where the events are read)
+            await arrivals.put((index, error))
+
+    tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, event = await arrivals.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                num_open -= 1
+            else:
+                yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _submit(client: BusClient, call: Call, terms: Terms) -> Request:
+    try:
+        return await client.submit(
+            call.pipeline,
+            call.outputs,
+            call.params,
+            priority=call.priority,
+            wants_metrics=call.wants_metrics,
+            **terms,
+        )
+    except asyncio.CancelledError:
+        # Either the client is gone and this task is cancelled, or the request was cancelled while it was queued.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(STOPPING) from None
+
+
+async def _feed(request: Request, call: Call) -> None:
+    for port, payloads in call.inputs.items():
+        for payload in payloads:
+            await request.send(port, payload)
+        request.finish(port)

@@ -1,0 +1,157 @@
+"""Pipelines as OpenAI's models: which ones these routes can express, by which names, and what each of them does."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from gateways.fields import shown
+from gateways.problems import Problem
+from omni_bus.core.pipeline import IN, OUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from omni_bus.core.pipeline import Pipeline
+
+MESSAGES = "messages"
+"""The input port of every pipeline that is served here: the prompt, in any of its forms."""
+
+MEDIA = {"images": "image", "audio": "audio", "video": "video"}
+"""Input ports of what messages bring besides text, and the payload kind of each."""
+
+MODALITIES = ("text", "audio")
+"""Outputs that a client asks for by `modalities`."""
+
+OUTPUTS = {
+    "text": "text",
+    "audio": "audio",
+    "reasoning": "text",
+    "tool_calls": "json",
+    "rendered": "json",
+    "embedding": "tensor",
+}
+"""Output ports that some route can express, and the payload kind of each."""
+
+
+def can_serve(pipeline: Pipeline) -> bool:
+    """Whether a pipeline takes messages and gives text, sound or an embedding, under those names."""
+    inputs = {port: kind for port, kind in pipeline.inputs.items() if port != MESSAGES}
+    outputs = pipeline.outputs
+    return (
+        pipeline.inputs.get(MESSAGES) == "json"
+        and all(MEDIA.get(port) == kind for port, kind in inputs.items())
+        and all(OUTPUTS.get(port) == kind for port, kind in outputs.items())
+        and (can_chat(pipeline) or can_embed(pipeline))
+    )
+
+
+def can_chat(pipeline: Pipeline) -> bool:
+    """Whether it answers in text, sound or both."""
+    return any(port in pipeline.outputs for port in MODALITIES)
+
+
+def can_write(pipeline: Pipeline) -> bool:
+    """Whether it answers in text."""
+    return "text" in pipeline.outputs
+
+
+def can_render(pipeline: Pipeline) -> bool:
+    """Whether it says which tokens a prompt comes to."""
+    return "rendered" in pipeline.outputs
+
+
+def can_embed(pipeline: Pipeline) -> bool:
+    """Whether it turns text into a vector."""
+    return "embedding" in pipeline.outputs
+
+
+def models_of(pipelines: Iterable[Pipeline]) -> dict[str, Pipeline]:
+    """Return pipelines by every name that clients may use: what each is served as first, then the aliases."""
+    pipelines = list(pipelines)
+    models = {pipeline.serve_as: pipeline for pipeline in pipelines}
+    for pipeline in pipelines:
+        for alias in pipeline.aliases:
+            models.setdefault(alias, pipeline)
+    return models
+
+
+def find_model(
+    name: str | None,
+    models: Mapping[str, Pipeline],
+    can: Callable[[Pipeline], bool] | None = None,
+    does: str = "",
+) -> Pipeline:
+    """Return the pipeline that a name stands for; for none the first that can do what is wanted.
+
+    Args:
+        name: as the client gave it.
+        models: pipelines by every name that clients may use.
+        can: whether a pipeline can do what is wanted.
+        does: what that is, as in ``makes no embeddings``.
+
+    Raises:
+        Problem: 404, listing what is served.
+    """
+    able = {known: pipeline for known, pipeline in models.items() if can is None or can(pipeline)}
+    if name is None and able:
+        return next(iter(able.values()))
+    if name in able:
+        return able[name]
+    served = ", ".join(able) or "none that is served here"
+    if name is None:
+        raise Problem(404, f"model: no model here {does} (allowed: {served})", param="model")
+    if name in models:
+        raise Problem(404, f"model: {shown(name)} is none that {does} (allowed: {served})", param="model")
+    raise Problem(404, f"model: {shown(name)} is not served here (allowed: {served})", param="model")
+
+
+def readers_of(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the stages that read the messages."""
+    return tuple(dict.fromkeys(e.target for e in pipeline.edges if e.source == IN and e.source_port == MESSAGES))
+
+
+def speakers_of(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the stages that make the sound."""
+    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == "audio"))
+
+
+def inputs_for(pipeline: Pipeline, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the input ports that a request for these outputs has: those of stages that it needs."""
+    return tuple(dict.fromkeys(e.source_port for e in pipeline.needed(outputs) if e.source == IN))
+
+
+def are_beside_messages(pipeline: Pipeline, port: str) -> bool:
+    """Whether a stage that reads the messages also reads this port, and so looks for its parts among them."""
+    readers = readers_of(pipeline)
+    return any(e.target in readers for e in pipeline.edges if e.source == IN and e.source_port == port)
+
+
+def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
+    """Return one entry of the list of models."""
+    created = int(time.time())
+    permission = {
+        "id": f"modelperm-{secrets.token_hex(8)}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": can_chat(pipeline),
+        "allow_logprobs": can_write(pipeline),
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "omni-bus",
+        "root": pipeline.serve_as,
+        "parent": None,
+        "max_model_len": None,
+        "permission": [permission],
+    }

@@ -1,0 +1,271 @@
+"""What is sent to a route and how its answer is read: one class for each kind of route.
+
+A dialect knows its path and the body of a request, and makes a reader for each answer. A reader takes bytes as they
+come and notes in the request's `Record` what they hold; so a route whose answer is no event stream differs only there.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from omni_bus.bench.events import EventParser
+from omni_bus.bench.record import Record, StageTiming
+
+if TYPE_CHECKING:
+    from omni_bus.bench.dataset import Prompt
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request of a run asks for beside its prompt."""
+
+    model: str
+    modalities: tuple[str, ...] = ()
+    """Empty leaves it to the server."""
+    voice: str | None = None
+    ignore_eos: bool = False
+    sampling: dict[str, Any] = {}
+    extra_body: dict[str, Any] = {}
+    wants_stage_metrics: bool = False
+
+
+class Reader(Protocol):
+    """Reads one answer."""
+
+    is_over: bool
+    """Whether the answer said that it is whole."""
+
+    def feed(self, data: bytes, at: float) -> int:
+        """Note what bytes hold, in the record; return how many pieces of text or sound that were."""
+        ...
+
+
+class Dialect(Protocol):
+    """A kind of route."""
+
+    path: ClassVar[str]
+
+    def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
+        """Return the body of a request."""
+        ...
+
+    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
+        """Return a reader that notes in a record; the text itself only if it has to be counted later."""
+        ...
+
+
+# --- event streams ------------------------------------------------------------------------------------------
+
+
+class _Audio(msgspec.Struct):
+    data: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """As vLLM named it before."""
+    audio: _Audio | None = None
+
+
+class AudioMetadata(msgspec.Struct):
+    """What a server says of a piece of sound."""
+
+    frame_count: int | None = None
+    sample_rate_hz: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    audio_metadata: AudioMetadata | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _StageMetrics(msgspec.Struct):
+    num_tokens_out: int | None = None
+    vllm_tpot_ms: float | None = None
+    vllm_itls_ms: list[float] | None = None
+
+
+class _Metrics(msgspec.Struct):
+    stage_metrics: dict[str, _StageMetrics] = {}
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    modality: str | None = None
+    usage: _Usage | None = None
+    metrics: _Metrics | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+class StreamReader:
+    """Reads the chunks of chat and of plain completions, which differ in where the text is."""
+
+    def __init__(self, record: Record, *, keeps_text: bool) -> None:
+        self.is_over = False
+        self._record = record
+        self._keeps_text = keeps_text
+        self._events = EventParser()
+
+    def feed(self, data: bytes, at: float) -> int:
+        """Note what bytes hold; an event that can't be read is a failure of the request."""
+        num_pieces = 0
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self.is_over = True
+                continue
+            try:
+                num_pieces += self._note(_DECODER.decode(event), at)
+            except (msgspec.DecodeError, ValueError) as error:  # no JSON, other JSON, or sound that is none
+                self._record.fail("unreadable event", f"{error}: {event[:200]!r}")
+        return num_pieces
+
+    def _note(self, chunk: _Chunk, at: float) -> int:
+        record = self._record
+        if chunk.error is not None:
+            record.fail(*error_in_stream(chunk.error))
+        if chunk.usage is not None and chunk.modality != "audio":  # which always says zero
+            record.prompt_tokens = chunk.usage.prompt_tokens
+            if not chunk.choices or chunk.usage.completion_tokens:
+                record.output_tokens, record.tokens_from = chunk.usage.completion_tokens, "usage"
+        if chunk.metrics is not None:
+            self._note_stages(chunk.metrics)
+        num_pieces = 0
+        for choice in chunk.choices:
+            text, sound_s = _contents(choice, chunk.modality)
+            if text:
+                record.texts.append((at, len(text)))
+                if self._keeps_text:
+                    record.answer.append(text)
+            if sound_s:
+                record.sounds.append((at, sound_s))
+            num_pieces += bool(text) + bool(sound_s)
+        return num_pieces
+
+    def _note_stages(self, metrics: _Metrics) -> None:
+        """Keep what the first stage says: it makes the text, and its counts are cumulative, so the last one stands."""
+        stage = metrics.stage_metrics.get("0")
+        if stage is None or stage.num_tokens_out is None:
+            return
+        itls_s = tuple(gap / 1000 for gap in stage.vllm_itls_ms or ())
+        tpot_s = None if stage.vllm_tpot_ms is None else stage.vllm_tpot_ms / 1000
+        self._record.timing = StageTiming(stage.num_tokens_out, itls_s, tpot_s)
+
+
+def _contents(choice: _Choice, modality: str | None) -> tuple[str, float]:
+    """Return the text of a choice and the seconds of its sound."""
+    delta = choice.delta
+    if delta is None:
+        return choice.text or "", 0.0
+    if delta.audio is not None:
+        return "", sound_s(delta.audio.data or "", choice.audio_metadata)
+    content = delta.content if isinstance(delta.content, str) else ""
+    if modality == "audio":
+        return "", sound_s(content, choice.audio_metadata)
+    return (delta.reasoning or delta.reasoning_content or "") + content, 0.0
+
+
+PCM_RATE_HZ = 24_000
+"""Of `pcm16` where the chunk doesn't say: OpenAI's, mono."""
+
+
+def sound_s(data: str, metadata: AudioMetadata | None) -> float:
+    """Return how long a piece of sound is.
+
+    Args:
+        data: base64, of a WAV file or of raw 16 bit samples.
+        metadata: what the server says of it, which makes decoding needless.
+
+    Raises:
+        ValueError: a WAV file that is none.
+    """
+    if not data:
+        return 0.0
+    if metadata is not None and metadata.frame_count is not None and metadata.sample_rate_hz:
+        return metadata.frame_count / metadata.sample_rate_hz
+    if data.startswith("UklGR"):  # RIFF in base64
+        try:
+            with wave.open(io.BytesIO(base64.b64decode(data))) as file:
+                return file.getnframes() / file.getframerate()
+        except (wave.Error, EOFError) as error:
+            raise ValueError(f"a piece of sound that is no WAV file: {error}") from error
+    num_bytes = len(data) * 3 // 4 - data[-2:].count("=")
+    return num_bytes / 2 / PCM_RATE_HZ
+
+
+def error_in_stream(error: Any) -> tuple[str, str]:
+    """Return the name and the message of an error that came as an event."""
+    if not isinstance(error, dict):
+        return "error in the stream", str(error)
+    return f"error in the stream: {error.get('type') or error.get('code') or 'unnamed'}", str(error.get("message", ""))
+
+
+# --- the routes ---------------------------------------------------------------------------------------------
+
+
+class Chat:
+    """``/v1/chat/completions``: text, and sound where it is asked for."""
+
+    path: ClassVar[str] = "/v1/chat/completions"
+
+    def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
+        """Return a streamed request."""
+        body: dict[str, Any] = {"messages": prompt.as_messages(), **_common(wishes)}
+        if prompt.output_len is not None:
+            body["max_completion_tokens"] = prompt.output_len
+        if wishes.modalities:
+            body["modalities"] = list(wishes.modalities)
+        if "audio" in wishes.modalities:
+            # Raw samples: a file of its own around each piece would say no more.
+            body["audio"] = {"format": "pcm16"} | ({} if wishes.voice is None else {"voice": wishes.voice})
+        return body | wishes.extra_body
+
+    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
+        """Return a reader of chunks."""
+        return StreamReader(record, keeps_text=keeps_text)
+
+
+class Completions:
+    """``/v1/completions``: text after text."""
+
+    path: ClassVar[str] = "/v1/completions"
+
+    def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
+        """Return a streamed request; messages are joined, since this route has no turns."""
+        text = prompt.text or "\n".join(str(message.get("content", "")) for message in prompt.messages)
+        body: dict[str, Any] = {"prompt": text, **_common(wishes)}
+        if prompt.output_len is not None:
+            body["max_tokens"] = prompt.output_len
+        return body | wishes.extra_body
+
+    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
+        """Return a reader of chunks."""
+        return StreamReader(record, keeps_text=keeps_text)
+
+
+def _common(wishes: Wishes) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": wishes.model, "stream": True, "stream_options": {"include_usage": True}}
+    body |= wishes.sampling
+    if wishes.ignore_eos:
+        body["ignore_eos"] = True
+    if wishes.wants_stage_metrics:
+        body["return_stage_metrics"] = True
+    return body
+
+
+DIALECTS: dict[str, Dialect] = {"openai-chat": Chat(), "openai": Completions()}
+"""By `--backend`, with vLLM's names."""

@@ -14,7 +14,7 @@ from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
 from omni_bus.core.recovery import needed_stages, origin
 from omni_bus.core.request import State as RequestState
 from omni_bus.core.stage import EngineShape, StageCore
-from omni_bus.core.stage import State as StageState
+from omni_bus.core.stage_request import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES
 from omni_bus.core.watchdog import WATCH
 from omni_bus.errors import BadInput

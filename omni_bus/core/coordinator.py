@@ -12,12 +12,13 @@ import msgspec
 
 from omni_bus.core.absence import Absences
 from omni_bus.core.administration import Administration, Arrangement, error_for_cut
-from omni_bus.core.admission import RETRY_AFTER_S, Admission
+from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
 from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
+from omni_bus.core.intake import Intake, stopping
 from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
@@ -63,7 +64,6 @@ from omni_bus.wire.frames import (
     Reject,
     Reroute,
     Route,
-    RouteEdge,
     Stalled,
     Submit,
     Unheard,
@@ -121,7 +121,6 @@ class CoordinatorCore:
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
         self._absences = Absences(self._membership, self._administration.is_drained)
-        self._recovery = Recovery(self._bindable, self._absences)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
@@ -129,6 +128,15 @@ class CoordinatorCore:
         self._held: dict[RequestId, None] = {}
         """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
+        self._intake = Intake(
+            pipelines,
+            self._membership,
+            administration=self._administration,
+            absences=self._absences,
+            requests=self._requests,
+            tombstones=self._tombstones,
+        )
+        self._recovery = Recovery(self._intake.bindable, self._absences)
         self._admitting: set[str] = set()
         self._health = Health()
         self._links = BrokenLinks()
@@ -143,7 +151,6 @@ class CoordinatorCore:
             absences=self._absences,
             deaths=self._deaths,
         )
-        self._is_draining = False
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
         self._received: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
@@ -273,18 +280,18 @@ class CoordinatorCore:
 
     def drain(self, now: float) -> list[Common]:
         """Admit nothing any more; waiting requests are refused, running ones go on."""
-        self._is_draining = True
+        self._intake.is_closed = True
         effects: list[Common] = []
         waiting = (State.QUEUED, State.HELD, State.RECOVERING)
         for request in [r for r, entry in self._requests.items() if entry.state in waiting]:
-            effects += self._end_early(request, self._stopping(), now)
+            effects += self._end_early(request, stopping(), now)
         return effects
 
     def cut(self, now: float) -> list[Common]:
         """End every running request with an error: the time to drain is over. No effects mean that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
-            effects += self._end_early(request, self._stopping(), now)
+            effects += self._end_early(request, stopping(), now)
         return effects
 
     # --- membership ---------------------------------------------------------------------------------------
@@ -557,8 +564,8 @@ class CoordinatorCore:
     def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
         """End a request that lost an actor, and put up its successor if it may have one."""
         is_hopeless = any(self._absences.is_degraded(stage) for stage in needed_stages(entry.edges))
-        found = None if self._is_draining or is_hopeless else successor_of(entry, error)
-        if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
+        found = None if self._intake.is_closed or is_hopeless else successor_of(entry, error)
+        if found is None or self._intake.is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found
         self._requests[name] = successor
@@ -607,7 +614,7 @@ class CoordinatorCore:
             if submit.attempt > live.submit.attempt:
                 return self._on_repeated(submit, live)
         try:
-            entry = self._accept(actor, submit, now)
+            entry = self._intake.accept(actor.peer, submit, now)
             admission = self._admission[submit.pipeline]
             offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
         except OmniBusError as error:
@@ -630,61 +637,10 @@ class CoordinatorCore:
             return [Send(entry.client, Failed(submit.request, entry.error))]
         return [] if entry.route is None else [Send(entry.client, Admit(entry.route, submit.attempt))]
 
-    def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
-        """Check a submit against what can be known before its turn."""
-        pipeline = self._pipelines.get(submit.pipeline)
-        if pipeline is None:
-            raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
-        if self._is_used(submit.request):
-            raise self._used(submit)
-        if self._is_draining:
-            raise self._stopping()
-        edges = pipeline.needed(submit.outputs)
-        self._replicas(edges, now)
-        timeout_s = submit.timeout_s if submit.timeout_s is not None else pipeline.timeout_s
-        if timeout_s is not None and timeout_s <= 0:
-            raise DeadlineExceeded(f"timeout_s is {timeout_s:g}: the time limit had passed before the request came")
-        deadline = None if timeout_s is None else now + timeout_s
-        return Request(submit, actor.peer, pipeline, edges, now, deadline)
-
-    def _is_used(self, request: RequestId) -> bool:
-        return request in self._requests or request in self._tombstones
-
-    def _used(self, submit: Submit) -> OmniBusError:
-        """Return the error for an id that is known: who repeats what ended was not there to be told."""
-        epitaph = self._tombstones.epitaph(submit.request) if submit.attempt else None
-        if epitaph is None:
-            return BadInput(f"request id {submit.request} was used already", field="request")
-        error = from_info(epitaph)
-        if not isinstance(error, RequestCancelled):
-            return error
-        return Unavailable(
-            f"the request was given up: {error.message}", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
-        )
-
-    def _bindable(self, stage: str) -> list[Actor]:
-        return self._administration.bindable(self._membership.replicas(stage))
-
-    def _replicas(self, edges: Iterable[RouteEdge], now: float) -> dict[str, list[Actor]] | None:
-        """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
-
-        Raises:
-            Unavailable: a stage has none, and none is coming back.
-        """
-        names = needed_stages(edges)
-        if any(self._administration.is_awaited(name) for name in names):
-            return None
-        replicas = {name: self._bindable(name) for name in names}
-        missing = [name for name, found in replicas.items() if not found]
-        for name in missing:
-            if not self._administration.is_coming_back(name):
-                raise self._absences.unavailable(name, now)
-        return None if missing else replicas
-
     def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
         try:
-            replicas = self._replicas(entry.edges, now)
+            replicas = self._intake.replicas(entry.edges, now)
         except Unavailable as error:
             return self._strand(request, entry, error, now)
         if replicas is None:
@@ -844,9 +800,6 @@ class CoordinatorCore:
         self._admitting.discard(pipeline)
         return effects
 
-    def _stopping(self) -> Unavailable:
-        return Unavailable("the deployment is stopping", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
-
     # --- administration -----------------------------------------------------------------------------------
 
     def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
@@ -893,7 +846,7 @@ class CoordinatorCore:
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
-            "is_draining": self._is_draining,
+            "is_draining": self._intake.is_closed,
             "requests": {"live": len(self._requests), **self._ended},
             "held": len(self._held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},

@@ -369,7 +369,7 @@ class Coordinator(RuleBasedStateMachine):
         assert self.core._recovery._waiting == recovering
         for request, entry in recovering.items():
             assert ("recover", request) in self.timers
-            assert any(not self.core._bindable(stage) for stage in needed_stages(entry.edges))
+            assert any(not self.core._intake.bindable(stage) for stage in needed_stages(entry.edges))
 
     @invariant()
     def each_request_has_at_most_one_successor(self):

@@ -15,11 +15,12 @@ from omni_bus.core.administration import Administration, Arrangement, error_for_
 from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
+from omni_bus.core.breaks import Breaks
 from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.intake import Intake, stopping
-from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
+from omni_bus.core.links import NONCE
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.pipeline import IN
@@ -139,7 +140,6 @@ class CoordinatorCore:
         self._recovery = Recovery(self._intake.bindable, self._absences)
         self._admitting: set[str] = set()
         self._health = Health()
-        self._links = BrokenLinks()
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -150,6 +150,14 @@ class CoordinatorCore:
             patience_s=self._patience_with_strangers_s,
             absences=self._absences,
             deaths=self._deaths,
+        )
+        self._breaks = Breaks(
+            self._membership,
+            self._absences,
+            self._deaths,
+            self._requests,
+            self._give_up,
+            self._patience_with_strangers_s,
         )
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
         self._received: Counter[str] = Counter()
@@ -177,10 +185,7 @@ class CoordinatorCore:
         """Begin; call it once, before the first frame."""
         if not self._administration.is_waiting:
             return []
-        # Whoever says hello in time may have a request to be adopted, which then has as much time.
-        self._links.be_patient()
-        patience_s = self._patience_with_strangers_s
-        return [SetTimer(("awaited", ""), now + patience_s), SetTimer(("breaks", ""), now + 2 * patience_s)]
+        return [SetTimer(("awaited", ""), now + self._patience_with_strangers_s), *self._breaks.start(now)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -221,7 +226,7 @@ class CoordinatorCore:
             case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
                 return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
-                return self._on_broken(actor, frame, now)
+                return self._breaks.on_broken(actor, frame, now)
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
@@ -274,7 +279,7 @@ class CoordinatorCore:
             case "strangers":
                 return self._strangers.on_timer(now)
             case "breaks":
-                return self._answer(self._links.lose_patience())
+                return self._breaks.lose_patience()
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -323,12 +328,9 @@ class CoordinatorCore:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
-            effects += self._answer_breaks(hello.peer.actor, actor)
+            effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
-        effects += self._links.tell_again(actor.peer)
-        effects += self._on_alive(actor, now)
-        if actor.is_ready:
-            effects += self._resume(now)
+        effects += self._breaks.on_hello(actor, now) + self._resume(now)
         return effects + (self._run_held(now) if is_new or not was_ready else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
@@ -357,7 +359,7 @@ class CoordinatorCore:
     def _check_alive(self, name: str, now: float) -> list[Common]:
         actor = self._membership.named(name)
         if actor is None:
-            return self._answer_breaks(name, None)
+            return self._breaks.on_name(name, None)
         due = actor.seen_at + self._patience_s
         if now < due:
             return [SetTimer(("alive", name), due)]
@@ -400,7 +402,7 @@ class CoordinatorCore:
         lost = self._membership.get(peer.sender)
         if lost is not None:
             return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
-        return self._answer(self._links.settle(peer.sender)) + self._hurry(now, peer)
+        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -434,7 +436,7 @@ class CoordinatorCore:
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
-        effects += self._answer([*self._links.settle(actor.sender), *self._links.forget(actor.sender)])
+        effects += self._breaks.on_gone(actor.sender)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -462,62 +464,11 @@ class CoordinatorCore:
         actor = self._membership.get(peer.sender)
         return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
 
-    def _on_broken(self, actor: Actor, broken: Broken, now: float) -> list[Common]:
-        """Take the word of the source; whether the target still lives is asked first, or seen by its hello."""
-        if broken.source != actor.peer:
-            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
-        if self._links.is_settled(broken):
-            return self._answer([broken]) if self._links.is_answered(broken) else []
-        target = self._membership.get(broken.target.sender)
-        if target is not None:
-            return self._links.suspect(broken, target)
-        name = broken.target.actor
-        is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
-        is_gone = is_gone or broken.target.sender in self._deaths
-        if is_gone or not self._links.keep(broken):
-            return [Send(actor.peer, broken)]
-        return [SetTimer(("alive", name), now + self._patience_with_strangers_s)]
-
-    def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
-        """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
-        return self._answer(self._links.settle_others(name, None if present is None else present.sender))
-
-    def _answer(self, breaks: Iterable[Broken]) -> list[Common]:
-        """Tell the sources that they need not repeat these."""
-        effects: list[Common] = []
-        for broken in breaks:
-            effects += self._to_members(broken, broken.source)
-        return effects
-
     def _on_pong(self, actor: Actor, pong: Pong, now: float) -> list[Common]:
         if pong.nonce > NONCE:
             return self._health.on_pong(actor.sender, pong, now)
-        if pong.nonce == NONCE:
-            return self._on_alive(actor, now)
-        return self._answer(self._links.on_pong(actor.sender, pong.nonce))
-
-    def _on_alive(self, actor: Actor, now: float) -> list[Common]:
-        """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
-        effects: list[Common] = []
-        for broken in self._links.settle(actor.sender):
-            self._links.remember(broken, now)
-            effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
-            told: list[Peer] = []
-            for request, entry in list(self._requests.items()):
-                if entry.route is None or entry.state is not State.RUNNING:
-                    continue
-                error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
-                if error is not None:
-                    told.append(entry.client)
-                    effects += self._give_up(request, entry, error, now)
-            # After the requests' own errors, which know more than a client can conclude from this.
-            effects += [Send(actor.peer, broken), *self._confirm(broken, *told, actor.peer), *self._resume(now)]
-        return effects
-
-    def _confirm(self, broken: Broken, *told: Peer) -> list[Common]:
-        """Answer the source of a break once all who were told because of it have heard that."""
-        present = [peer for peer in told if self._membership.get(peer.sender) is not None]
-        return self._links.tell(broken, present)
+        effects = self._breaks.on_pong(actor, pong.nonce, now)
+        return [*effects, *self._resume(now)] if effects else []
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
@@ -528,26 +479,16 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        broken, for_broken = (None, None) if error is not None else self._former_break(entry, now)
+        broken, for_broken = (None, None) if error is not None else self._breaks.former(entry, now)
         error = error or for_broken
         if error is None:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
         if broken is not None:
-            effects += self._confirm(broken, entry.client)
+            effects += self._breaks.confirm(broken, entry.client)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_with_strangers_s))
         return effects
-
-    def _former_break(self, entry: Request, now: float) -> tuple[Broken, OmniBusError] | tuple[None, None]:
-        """Return a break that may have cost an adopted request frames before it was known here, and what it means."""
-        if entry.route is None or entry.state is not State.RUNNING:
-            return None, None
-        for broken in self._links.settled_since(now - 2 * self._patience_with_strangers_s):
-            error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
-            if error is not None:
-                return broken, error
-        return None, None
 
     def _hurry(self, now: float, because_of: Peer | None = None) -> list[Common]:
         """Wait no longer with adopted requests that lost an actor while there was no coordinator to be told."""

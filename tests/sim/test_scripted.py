@@ -14,6 +14,7 @@ import pytest
 from omni_bus.core import coordinator
 from omni_bus.core.administration import Administration
 from omni_bus.core.adoption import Adoption
+from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
@@ -250,10 +251,10 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         ),
         (coordinators_that_die_with_a_stage, CoordinatorCore, "_check_adopted", sees_nothing),
         (stages_that_die_before_and_after_a_coordinator, Adoption, "adopt", adopts_as_if_for_the_first_time),
-        (connections_that_break, CoordinatorCore, "_on_broken", sees_nothing),
+        (connections_that_break, Breaks, "on_broken", sees_nothing),
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
-        (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
+        (coordinators_that_die_after_a_connection_broke, Breaks, "confirm", answers_at_once),
         (
             requests_that_end_before_their_gateway_has_said_hello,
             CoordinatorProcess,

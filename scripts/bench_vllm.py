@@ -117,7 +117,7 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
     for name, value in engine.items():
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [] if value is False else [flag, str(value)]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    command = [args.vllm_python, "-m", "vllm.entrypoints.openai.api_server", *flags]
     print(f"vllm serve: {' '.join(flags)}", flush=True)
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -125,7 +125,8 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
         _wait_until_healthy(process, f"http://127.0.0.1:{port}", Path(log.name))
         yield Server("vllm serve", f"http://127.0.0.1:{port}", {"api": process.pid})
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(measured.STOP_S)
         except subprocess.TimeoutExpired:
@@ -222,7 +223,8 @@ for concurrency in (1, *concurrencies):
     begun = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     found[concurrency] = concurrency * output_len / (time.perf_counter() - begun)
-print(json.dumps(found))
+with open(sys.argv[2], "w") as out:  # vLLM writes to its standard output itself
+    json.dump(found, out)
 """
 
 
@@ -236,10 +238,12 @@ def offline(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float
         "enable_prefix_caching": False,
     }
     told = json.dumps([arguments, args.concurrency, args.input_len, args.output_len])
-    done = subprocess.run([sys.executable, "-c", OFFLINE, told], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"vllm.LLM failed: {done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    with tempfile.NamedTemporaryFile("r") as out:
+        command = [args.vllm_python, "-c", OFFLINE, told, out.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"vllm.LLM failed: {done.stderr[-3000:]}")
+        return json.load(out)
 
 
 def main() -> None:
@@ -257,6 +261,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-gib", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--engine", nargs="*", default=[], help="engine arguments, as in dtype='\"bfloat16\"'")
+    parser.add_argument("--vllm-python", default=sys.executable, help="whose vLLM serves; a full installation")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
     if args.quick:

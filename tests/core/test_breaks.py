@@ -7,7 +7,7 @@ import pytest
 from omni_bus.core.absence import Absences
 from omni_bus.core.breaks import Breaks
 from omni_bus.core.deaths import Deaths
-from omni_bus.core.effects import Send, SetTimer
+from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.links import NONCE
 from omni_bus.core.membership import Membership
 from omni_bus.core.pipeline import Pipeline
@@ -123,4 +123,5 @@ def test_new_coordinator_keeps_its_answer_and_what_a_break_means_for_whom_it_ado
 def test_word_of_somebody_else_is_not_taken(host: Host) -> None:
     (report,) = host.breaks.on_broken(host.actor(GATEWAY), BROKEN, 1.0)
 
+    assert isinstance(report, Report)
     assert report.event == "a break of somebody else"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import signal
+from collections import deque
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import msgspec
 from omni_bus.client import BusClient
 from omni_bus.core.absence import DEGRADED
 from omni_bus.core.administration import stage_of
+from omni_bus.core.deaths import MAX_DEATHS
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.restart import MAX_DELAY_S, RestartPolicy
@@ -156,6 +158,8 @@ class Supervisor:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._deaths: deque[tuple[Peer, bool]] = deque(maxlen=MAX_DEATHS)
+        """Incarnations that ended, and whether all that each had sent has arrived."""
         self.watchers: set[Callable[[Process], None]] = set()
         """Called with each process that changes its phase."""
         self.processes = self._plan()
@@ -476,7 +480,9 @@ class Supervisor:
         self._unlink_inbox(process)
         if process.peer is not None and self._client is not None and process.name != COORDINATOR:
             # Before anything else that is told of its successor; its own goodbye goes another way and may come later.
-            self._client.tell_lost(process.peer, is_settled=process.is_leaving and code == 0)
+            is_settled = process.is_leaving and code == 0
+            self._deaths.append((process.peer, is_settled))
+            self._client.tell_lost(process.peer, is_settled=is_settled)
         process.exit = _exit_name(code)
         self._died(process, process.exit)
         self._tell_change(process)
@@ -535,7 +541,10 @@ class Supervisor:
             self._client.tell_outlook(outlook)
 
     def _tell_all(self) -> None:
-        """A new coordinator knows nothing of those that are away."""
+        """A new coordinator knows nothing of those that are away, nor of whom former requests wait for in vain."""
+        if self._client is not None:
+            for peer, is_settled in self._deaths:
+                self._client.tell_lost(peer, is_settled=is_settled)
         for process in self.processes:
             if process.ready_at is None:
                 self._tell(process, max(0.0, process.retry_at - self._loop.time()))

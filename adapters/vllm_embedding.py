@@ -166,7 +166,7 @@ class VllmEmbedding(StepEngine):
         self._running[request.id] = running
         self._finish_if_done(running)
 
-    def _submit(self, engine_id: str, task: str, request: EngineRequest, prompt: VllmPrompt) -> None:
+    def _submit(self, engine_id: str, task: Any, request: EngineRequest, prompt: VllmPrompt) -> None:
         from vllm import PoolingParams
 
         params: EmbeddingParams = request.params

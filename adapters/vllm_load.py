@@ -1,7 +1,7 @@
 """Starts vLLM inside the stage process, and tells how far it is."""
 
 # vLLM is not installed where the types are checked.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ class BusClient:
             timeout_s: wait for the coordinator's welcome so long; None does not wait.
             on_lost: called with each actor that the coordinator calls lost or that left, and why.
             arena: what this client may lend through shared memory.
-            on_introduce: called when a coordinator that does not know this client has been told who it is.
+            on_introduce: called when a coordinator that may not know this client has been told who it is.
             on_silent: called with each heartbeat while the coordinator has left several unanswered.
             curve: the keys of a deployment that listens on TCP with keys: its own, or a client's whose name then begins
                 with ``client.KEY``.
@@ -516,6 +516,8 @@ class BusClient:
         self.perform(self._member.on_link_broken(peer, self._driver.now))
         if peer == self._member.coordinator:
             self.perform(self.core.on_coordinator_changed(self._driver.now))
+            if self._on_introduce is not None:
+                self._on_introduce()
 
     def _on_timer(self, key: TimerKey, now: float) -> None:
         del key

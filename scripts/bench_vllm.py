@@ -3,9 +3,11 @@
 
 Both run at once, with the same engine arguments and threads, and only one of them is asked at a time: `omni-bus bench
 serve` (a process of its own) puts the same load on one, then on the other, round after round. Figures are medians over
-the rounds. "Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the
-coordinator and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text);
-for vLLM its API server, which turns tokens into text, while the engine is a process.
+the rounds. At the end ``vllm.LLM`` does the same work offline.
+
+"Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the coordinator
+and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text); for vLLM its
+API server, which turns tokens into text, while the engine is a process.
 
 Run: ``python scripts/bench_vllm.py [--quick] [--rounds N] [--model FOLDER] [--concurrency N …] [--engine NAME=JSON …]``
 """
@@ -115,7 +117,7 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
     for name, value in engine.items():
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [] if value is False else [flag, str(value)]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    command = [args.vllm_python, "-m", "vllm.entrypoints.openai.api_server", *flags]
     print(f"vllm serve: {' '.join(flags)}", flush=True)
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -123,7 +125,8 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
         _wait_until_healthy(process, f"http://127.0.0.1:{port}", Path(log.name))
         yield Server("vllm serve", f"http://127.0.0.1:{port}", {"api": process.pid})
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(measured.STOP_S)
         except subprocess.TimeoutExpired:
@@ -208,6 +211,41 @@ def compare(args: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
     return results
 
 
+OFFLINE = """
+import json, sys, time
+from vllm import LLM, SamplingParams
+arguments, concurrencies, prompt_len, output_len = json.loads(sys.argv[1])
+llm = LLM(**arguments)
+params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+found = {}
+for concurrency in (1, *concurrencies):
+    prompts = [{"prompt_token_ids": [100 + i + j for j in range(prompt_len)]} for i in range(concurrency)]
+    begun = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    found[concurrency] = concurrency * output_len / (time.perf_counter() - begun)
+with open(sys.argv[2], "w") as out:  # vLLM writes to its standard output itself
+    json.dump(found, out)
+"""
+
+
+def offline(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float]:
+    """Return tokens a second of ``vllm.LLM`` with so many prompts at once, which nobody serves or streams."""
+    arguments = engine | {
+        "model": args.model,
+        "max_num_seqs": args.max_num_seqs,
+        "max_model_len": args.context_length,
+        "kv_cache_memory_bytes": int(args.kv_cache_gib * 2**30),
+        "enable_prefix_caching": False,
+    }
+    told = json.dumps([arguments, args.concurrency, args.input_len, args.output_len])
+    with tempfile.NamedTemporaryFile("r") as out:
+        command = [args.vllm_python, "-c", OFFLINE, told, out.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"vllm.LLM failed: {done.stderr[-3000:]}")
+        return json.load(out)
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -223,6 +261,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-gib", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--engine", nargs="*", default=[], help="engine arguments, as in dtype='\"bfloat16\"'")
+    parser.add_argument("--vllm-python", default=sys.executable, help="whose vLLM serves; a full installation")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
     if args.quick:
@@ -242,6 +281,13 @@ def main() -> None:
     measured.header()
     with our_server(args, engine) as ours, vllm_server(args, engine) as theirs:
         results = compare(args, [ours, theirs])
+    alone = offline(args, engine)
+    measured.table(
+        "vllm.LLM, all prompts at once, neither served nor streamed",
+        ["tokens/s"],
+        {f"{concurrency} at once": [alone[str(concurrency)]] for concurrency in args.concurrency},
+    )
+    results["offline"] = alone
     measured.write_json(args.json, results)
 
 

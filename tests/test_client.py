@@ -449,3 +449,19 @@ async def test_stage_output_without_a_form_on_the_wire_fails_its_request(bus: Bu
         await words_of(bad)
     assert len(await words_of(good)) == 50
     await bus.is_at_rest()
+
+
+async def test_what_only_a_client_can_tell_is_told_again_after_its_connection_broke(bus: Bus) -> None:
+    """Another coordinator may be at the other end, and its welcome does not ask for anything."""
+    told: list[int] = []
+    endpoint = bus.deployment.coordinator_endpoint
+    client = await BusClient.connect(
+        "teller", bus.deployment.listen("teller"), endpoint, timeout_s=20, on_introduce=lambda: told.append(1)
+    )
+    bus.clients.append(client)
+    assert told == []
+
+    client._on_broken(client._member.coordinator)
+    assert told == [1]
+    client._on_broken(bus.stage._driver.me)
+    assert told == [1]

@@ -18,6 +18,13 @@ MAX_IPC_PATH_BYTES = 107
 ZAP_DOMAIN = b"omni-bus"
 """Named, so that ZeroMQ refuses a connection which it can't ask anybody about (ZMQ_ZAP_ENFORCE_DOMAIN)."""
 
+RECONNECT_MS = 2000
+"""Longest pause between two attempts to connect, up to which it doubles from 50 ms."""
+
+RECONNECT_LOCAL_MS = 200
+"""Where the kernel says at once that nobody listens. A coordinator that is started again within a second or two would
+else be alone for as long after that, and may be dead again before anybody has found it."""
+
 WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
 
@@ -158,7 +165,7 @@ def _set_options(socket: zmq.Socket[bytes], endpoint: str, limits: SocketLimits)
     socket.setsockopt(zmq.RCVHWM, limits.receive_hwm)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.max_message_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS if is_tcp(endpoint) else RECONNECT_LOCAL_MS)
     if not is_tcp(endpoint):
         return  # the kernel reports a dead process at the other end of a unix socket at once; a paused one is not dead
     # Only where it is meant: with it on, ZeroMQ may take a name's IPv6 address where the other end listens on IPv4.

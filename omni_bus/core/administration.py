@@ -114,6 +114,11 @@ class Administration:
         """A replica said hello."""
         self._awaited.discard(name)
 
+    def is_down(self, name: str) -> None:
+        """A replica's process is gone, and with it what was bound to it."""
+        self._awaited.discard(name)
+        self._served -= {name}
+
     def give_up(self) -> None:
         """Who has not said hello by now is gone, and what nobody has told of is bound to nobody."""
         self._awaited.clear()

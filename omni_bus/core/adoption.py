@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.pipeline import OUT
-from omni_bus.core.recovery import stage_lost
+from omni_bus.core.recovery import is_retry_safe, needed_stages, stage_lost
 from omni_bus.core.request import Request, State
-from omni_bus.errors import OmniBusError, RequestCancelled, unknown_name
+from omni_bus.errors import LinkBroken, OmniBusError, RequestCancelled, unknown_name
 from omni_bus.wire.frames import Cancel, Failed, Inquire, Submit
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from omni_bus.core.absence import Absences
     from omni_bus.core.admission import Admission
     from omni_bus.core.binding import Bindings
+    from omni_bus.core.deaths import Deaths
     from omni_bus.core.effects import Common
     from omni_bus.core.membership import Actor, Membership
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.core.tombstones import Tombstones
     from omni_bus.errors import ErrorInfo
-    from omni_bus.ids import Peer, RequestId
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import Hello, Route
 
 MAX_ROUTES = 4096
@@ -35,6 +36,9 @@ MAX_ROUTES = 4096
 
 An actor that runs more has the others taken over as the first ones end, since its heartbeats tell of them.
 """
+
+MAX_GIVEN_UP = 1024
+"""Clients that are remembered as given up; the first of them is forgotten for one more."""
 
 
 class Adoption:
@@ -51,6 +55,7 @@ class Adoption:
         tombstones: Tombstones[ErrorInfo],
         patience_s: float,
         absences: Absences,
+        deaths: Deaths,
     ) -> None:
         self._pipelines = pipelines
         self._membership = membership
@@ -60,6 +65,17 @@ class Adoption:
         self._requests = requests
         self._tombstones = tombstones
         self._patience_s = patience_s
+        self._deaths = deaths
+        self._given_up: dict[Sender, None] = {}
+        """Clients to whom everybody has closed the way, which may live and come back."""
+
+    def on_leave(self, actor: Actor) -> None:
+        """Note that an actor left or was given up: what was under way to a client may have been dropped."""
+        if actor.role == "stage":
+            return
+        self._given_up[actor.sender] = None
+        if len(self._given_up) > MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
 
     def on_hello(self, actor: Actor, hello: Hello, now: float) -> list[Common]:
         """Take over what the hello lists, and ask the actor for what it should list and does not.
@@ -81,12 +97,20 @@ class Adoption:
         if len(hello.live) > MAX_ROUTES:
             fields = {"name": actor.peer.actor, "listed": len(hello.live), "taken": MAX_ROUTES}
             effects.append(Report("hello lists more requests than are taken over at once", fields))
+        self._given_up.pop(actor.sender, None)
         return effects
 
     def adopt(self, actor: Actor, route: Route, ran_s: float, now: float) -> list[Common]:
-        """Learn of a request from one who takes part in it and says that it has run for `ran_s`."""
+        """Learn of a request from one who takes part in it and says that it has run for `ran_s`.
+
+        A route that touches no stage is forged: what runs over it, or instead of it, would never end.
+        """
         is_client = route.gateway == actor.peer
-        if not route.stages or not (is_client or route.stages.get(actor.stage) == actor.peer):
+        if (
+            not route.stages
+            or not needed_stages(route.edges)
+            or not (is_client or route.stages.get(actor.stage) == actor.peer)
+        ):
             return []
         request = route.request
         entry = self._requests.get(request)
@@ -112,7 +136,7 @@ class Adoption:
         """
         if entry.route is None:
             return [], None
-        gone = self.gone(entry)
+        gone = self._gone(entry)
         absent = [stage for stage, peer in entry.pending.items() if self._membership.get(peer.sender) is None]
         if not gone and self._membership.get(entry.client.sender) is None:
             return absent, RequestCancelled("the client's gateway is gone")
@@ -122,10 +146,20 @@ class Adoption:
         missed = [stage for stage in absent if stage not in finished]
         return absent, stage_lost(missed[0], entry.route, entry.pipeline) if missed else None
 
-    def gone(self, entry: Request) -> list[str]:
+    def is_hopeless(self, entry: Request) -> bool:
+        """Whether a request need not wait for whoever has not said hello: it has lost an actor for certain.
+
+        A client that may still say hello is waited for: to tell it of a successor it has to be here.
+        """
+        if self._membership.get(entry.client.sender) is None:
+            return self._is_gone(entry.client)
+        return bool(self._gone(entry))
+
+    def _gone(self, entry: Request) -> list[str]:
         """Return the stages whose replica certainly is no more and is missed, whatever patience it has left.
 
-        Another incarnation bears its name, or its supervisor says that it is away; and somebody lacks its output.
+        Another incarnation bears its name, or its supervisor says so of its process or of its name; and somebody lacks
+        its output.
         """
         route = entry.route
         if route is None:
@@ -135,6 +169,8 @@ class Adoption:
         ]
 
     def _is_gone(self, peer: Peer) -> bool:
+        if self._deaths.has_cut_short(peer.sender):
+            return True
         present = self._membership.named(peer.actor)
         return self._absences.is_away(peer.actor) if present is None else present.sender != peer.sender
 
@@ -147,6 +183,19 @@ class Adoption:
         targets += [OUT] if route.gateway == actor.peer else []
         for target in targets:
             entry.received.setdefault(target, set()).update(source for source in sources if source in route.stages)
+
+    def note_unheard(self, actor: Actor, request: RequestId) -> bool:
+        """Remember that a stage has received nothing of an adopted request; return whether that makes it hopeless.
+
+        Without that, nobody could tell whether a replica before it has died before or after its last word.
+        """
+        entry = self._requests.get(request)
+        if entry is None or not entry.is_adopted or entry.pending.get(actor.stage) != actor.peer:
+            return False
+        if actor.stage in entry.received:
+            return False
+        entry.received[actor.stage] = set()
+        return self.is_hopeless(entry)
 
     def _finished(self, entry: Request, route: Route, absent: list[str]) -> set[str]:
         """Return the stages whose output has all been received: their targets say so, or have finished themselves."""
@@ -161,7 +210,10 @@ class Adoption:
         return finished
 
     def _error_for_client(self, route: Route) -> ErrorInfo | None:
-        """What a client that still waits for an ended request is told; None if its last chunks are under way."""
+        """What a client that still waits for an ended request is told; None if its last chunks are under way.
+
+        They are not if it was given up since: whoever was told that has dropped what it could not yet send.
+        """
         pipeline = self._pipelines.get(route.pipeline)
         if pipeline is None:
             return unknown_name("pipeline", route.pipeline, self._pipelines, field="pipeline").to_info()
@@ -169,6 +221,9 @@ class Adoption:
         absent = [stage for stage, peer in route.stages.items() if self._membership.get(peer.sender) is None]
         if error is None and absent:
             return stage_lost(absent[0], route, pipeline).to_info()
+        if error is None and route.gateway.sender in self._given_up:
+            message = f"{route.gateway.actor} was given up, and the end of the request's output may be lost"
+            return LinkBroken(message, is_retry_safe=is_retry_safe(route, pipeline)).to_info()
         return error
 
     def _take_over(self, actor: Actor, route: Route, ran_s: float, now: float) -> list[Common]:

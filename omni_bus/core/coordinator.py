@@ -12,12 +12,15 @@ import msgspec
 
 from omni_bus.core.absence import Absences
 from omni_bus.core.administration import Administration, Arrangement, error_for_cut
-from omni_bus.core.admission import RETRY_AFTER_S, Admission
+from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import MAX_ROUTES, Adoption
 from omni_bus.core.binding import Bindings
+from omni_bus.core.breaks import Breaks
+from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
-from omni_bus.core.links import NONCE, BrokenLinks, error_for_broken
+from omni_bus.core.intake import Intake, stopping
+from omni_bus.core.links import NONCE
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.pipeline import IN
@@ -62,9 +65,9 @@ from omni_bus.wire.frames import (
     Reject,
     Reroute,
     Route,
-    RouteEdge,
     Stalled,
     Submit,
+    Unheard,
     Welcome,
 )
 
@@ -115,10 +118,10 @@ class CoordinatorCore:
         self._pipelines = pipelines
         self._heartbeat_s = heartbeat_s
         self._membership = Membership()
+        self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
         self._absences = Absences(self._membership, self._administration.is_drained)
-        self._recovery = Recovery(self._bindable, self._absences)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
@@ -126,9 +129,17 @@ class CoordinatorCore:
         self._held: dict[RequestId, None] = {}
         """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
+        self._intake = Intake(
+            pipelines,
+            self._membership,
+            administration=self._administration,
+            absences=self._absences,
+            requests=self._requests,
+            tombstones=self._tombstones,
+        )
+        self._recovery = Recovery(self._intake.bindable, self._absences)
         self._admitting: set[str] = set()
         self._health = Health()
-        self._links = BrokenLinks()
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -138,8 +149,16 @@ class CoordinatorCore:
             tombstones=self._tombstones,
             patience_s=self._patience_with_strangers_s,
             absences=self._absences,
+            deaths=self._deaths,
         )
-        self._is_draining = False
+        self._breaks = Breaks(
+            self._membership,
+            self._absences,
+            self._deaths,
+            self._requests,
+            self._give_up,
+            self._patience_with_strangers_s,
+        )
         self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
         self._received: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
@@ -166,10 +185,7 @@ class CoordinatorCore:
         """Begin; call it once, before the first frame."""
         if not self._administration.is_waiting:
             return []
-        # Whoever says hello in time may have a request to be adopted, which then has as much time.
-        self._links.be_patient()
-        patience_s = self._patience_with_strangers_s
-        return [SetTimer(("awaited", ""), now + patience_s), SetTimer(("breaks", ""), now + 2 * patience_s)]
+        return [SetTimer(("awaited", ""), now + self._patience_with_strangers_s), *self._breaks.start(now)]
 
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
@@ -208,10 +224,9 @@ class CoordinatorCore:
                 effects = self._on_goodbye(actor, now)
                 return effects + self._on_leave(actor, reason or "goodbye", now, is_settled=is_settled)
             case Lost(peer=peer, is_settled=is_settled) if actor.role == "supervisor":
-                lost = self._membership.get(peer.sender)
-                return [] if lost is None else self._on_leave(lost, "its process ended", now, is_settled=is_settled)
+                return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
-                return self._on_broken(actor, frame, now)
+                return self._breaks.on_broken(actor, frame, now)
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
@@ -227,6 +242,9 @@ class CoordinatorCore:
                 return self._on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
                 return self._on_stage_end(actor, request, 0, from_info(error), now)
+            case Unheard(request=request):
+                is_hopeless = self._adoption.note_unheard(actor, request)
+                return [SetTimer(("adopted", request), now)] if is_hopeless else []
             case Admin():
                 return self._on_admin(actor, frame, now)
             case _:
@@ -261,24 +279,24 @@ class CoordinatorCore:
             case "strangers":
                 return self._strangers.on_timer(now)
             case "breaks":
-                return self._answer(self._links.lose_patience())
+                return self._breaks.lose_patience()
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
     def drain(self, now: float) -> list[Common]:
         """Admit nothing any more; waiting requests are refused, running ones go on."""
-        self._is_draining = True
+        self._intake.is_closed = True
         effects: list[Common] = []
         waiting = (State.QUEUED, State.HELD, State.RECOVERING)
         for request in [r for r, entry in self._requests.items() if entry.state in waiting]:
-            effects += self._end_early(request, self._stopping(), now)
+            effects += self._end_early(request, stopping(), now)
         return effects
 
     def cut(self, now: float) -> list[Common]:
         """End every running request with an error: the time to drain is over. No effects mean that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
-            effects += self._end_early(request, self._stopping(), now)
+            effects += self._end_early(request, stopping(), now)
         return effects
 
     # --- membership ---------------------------------------------------------------------------------------
@@ -294,6 +312,8 @@ class CoordinatorCore:
             return [Send(hello.peer, Refused(error.to_info())), *self._strangers.met(hello.peer, now)]
         if hello.peer.sender != sender:
             return [Report("hello of somebody else", {"sender": sender.actor, "claims": hello.peer.actor})]
+        if sender in self._deaths:
+            return []  # its last words came another way than those of its supervisor
         former = self._membership.former(hello)
         effects = [] if former is None else self._on_leave(former, "replaced by a newcomer of its name", now)
         known = self._membership.get(sender)
@@ -308,12 +328,9 @@ class CoordinatorCore:
             effects.append(self._report_ready(actor, now))
         if is_new:
             self._administration.heard_of(hello.peer.actor)
-            effects += self._answer_breaks(hello.peer.actor, actor)
+            effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
-        effects += self._links.tell_again(actor.peer)
-        effects += self._on_alive(actor, now)
-        if actor.is_ready:
-            effects += self._resume(now)
+        effects += self._breaks.on_hello(actor, now) + self._resume(now)
         return effects + (self._run_held(now) if is_new or not was_ready else [])
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
@@ -323,6 +340,8 @@ class CoordinatorCore:
 
     def _on_stranger(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """An actor that this coordinator has not met (it is new itself) is asked to introduce itself."""
+        if sender in self._deaths:
+            return []
         if isinstance(frame, Heartbeat):
             stranger = Peer(sender.actor, sender.incarnation, frame.endpoint)
             return [Send(stranger, Introduce()), *self._strangers.met(stranger, now)]
@@ -340,7 +359,7 @@ class CoordinatorCore:
     def _check_alive(self, name: str, now: float) -> list[Common]:
         actor = self._membership.named(name)
         if actor is None:
-            return self._answer_breaks(name, None)
+            return self._breaks.on_name(name, None)
         due = actor.seen_at + self._patience_s
         if now < due:
             return [SetTimer(("alive", name), due)]
@@ -367,12 +386,23 @@ class CoordinatorCore:
         return [*told, Forget(stalled.peer)]
 
     def _on_outlook(self, outlook: Outlook, now: float) -> list[Common]:
-        """Learn why a replica is away; nobody waits for one that does not come back."""
+        """Learn why a replica is away; nobody waits for one that does not come back, or for its hello."""
         self._absences.take(outlook, now)
         effects = self._hurry(now)
         for request, error in self._recovery.hopeless(now):
             effects += self._end_early(request, error, now)
-        return effects
+        if self._membership.named(outlook.actor) is not None:
+            return effects
+        self._administration.is_down(outlook.actor)
+        return effects + self._run_held(now)
+
+    def _on_ended(self, peer: Peer, now: float, *, is_settled: bool) -> list[Common]:
+        """A supervisor has seen a process end, now or under a former coordinator: whatever waits for it goes on."""
+        self._deaths.note(peer.sender, is_settled=is_settled)
+        lost = self._membership.get(peer.sender)
+        if lost is not None:
+            return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
+        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -393,6 +423,7 @@ class CoordinatorCore:
             is_settled: all that it ever sent has arrived, so that nobody misses it where it had finished its part.
         """
         self._membership.leave(actor)
+        self._adoption.on_leave(actor)
         self._bindings.forget(actor.sender)
         self._absences.leave(actor, reason, now, is_returning=self._administration.is_returning(actor.peer.actor))
         effects: list[Common] = [
@@ -405,7 +436,7 @@ class CoordinatorCore:
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
                 continue
             effects += self._lose(request, entry, actor, now)
-        effects += self._answer([*self._links.settle(actor.sender), *self._links.forget(actor.sender)])
+        effects += self._breaks.on_gone(actor.sender)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -433,61 +464,11 @@ class CoordinatorCore:
         actor = self._membership.get(peer.sender)
         return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
 
-    def _on_broken(self, actor: Actor, broken: Broken, now: float) -> list[Common]:
-        """Take the word of the source; whether the target still lives is asked first, or seen by its hello."""
-        if broken.source != actor.peer:
-            return [Report("a break of somebody else", {"name": actor.peer.actor, "claims": broken.source.actor})]
-        if self._links.is_settled(broken):
-            return self._answer([broken]) if self._links.is_answered(broken) else []
-        target = self._membership.get(broken.target.sender)
-        if target is not None:
-            return self._links.suspect(broken, target)
-        name = broken.target.actor
-        is_gone = self._membership.named(name) is not None or self._absences.is_away(name)
-        if is_gone or not self._links.keep(broken):
-            return [Send(actor.peer, broken)]
-        return [SetTimer(("alive", name), now + self._patience_with_strangers_s)]
-
-    def _answer_breaks(self, name: str, present: Actor | None) -> list[Common]:
-        """Tell the sources of breaks whose target turns out to be gone; what that means has rules of its own."""
-        return self._answer(self._links.settle_others(name, None if present is None else present.sender))
-
-    def _answer(self, breaks: Iterable[Broken]) -> list[Common]:
-        """Tell the sources that they need not repeat these."""
-        effects: list[Common] = []
-        for broken in breaks:
-            effects += self._to_members(broken, broken.source)
-        return effects
-
     def _on_pong(self, actor: Actor, pong: Pong, now: float) -> list[Common]:
         if pong.nonce > NONCE:
             return self._health.on_pong(actor.sender, pong, now)
-        if pong.nonce == NONCE:
-            return self._on_alive(actor, now)
-        return self._answer(self._links.on_pong(actor.sender, pong.nonce))
-
-    def _on_alive(self, actor: Actor, now: float) -> list[Common]:
-        """The target of broken connections lives: end what both ends work on, since nobody can tell what is lost."""
-        effects: list[Common] = []
-        for broken in self._links.settle(actor.sender):
-            self._links.remember(broken, now)
-            effects.append(Report("connection broke", {"name": broken.source.actor, "to": broken.target.actor}))
-            told: list[Peer] = []
-            for request, entry in list(self._requests.items()):
-                if entry.route is None or entry.state is not State.RUNNING:
-                    continue
-                error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
-                if error is not None:
-                    told.append(entry.client)
-                    effects += self._give_up(request, entry, error, now)
-            # After the requests' own errors, which know more than a client can conclude from this.
-            effects += [Send(actor.peer, broken), *self._confirm(broken, *told, actor.peer), *self._resume(now)]
-        return effects
-
-    def _confirm(self, broken: Broken, *told: Peer) -> list[Common]:
-        """Answer the source of a break once all who were told because of it have heard that."""
-        present = [peer for peer in told if self._membership.get(peer.sender) is not None]
-        return self._links.tell(broken, present)
+        effects = self._breaks.on_pong(actor, pong.nonce, now)
+        return [*effects, *self._resume(now)] if effects else []
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
@@ -498,33 +479,25 @@ class CoordinatorCore:
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
             self._release(entry, stage)
-        broken, for_broken = (None, None) if error is not None else self._former_break(entry, now)
+        broken, for_broken = (None, None) if error is not None else self._breaks.former(entry, now)
         error = error or for_broken
         if error is None:
             return self._settle(request, entry, now) if absent else []
         effects = self._give_up(request, entry, error, now)
         if broken is not None:
-            effects += self._confirm(broken, entry.client)
+            effects += self._breaks.confirm(broken, entry.client)
         if request in self._requests and self._adoption.missing(entry)[0]:
             effects.append(SetTimer(("adopted", request), now + self._patience_with_strangers_s))
         return effects
 
-    def _former_break(self, entry: Request, now: float) -> tuple[Broken, OmniBusError] | tuple[None, None]:
-        """Return a break that may have cost an adopted request frames before it was known here, and what it means."""
-        if entry.route is None or entry.state is not State.RUNNING:
-            return None, None
-        for broken in self._links.settled_since(now - 2 * self._patience_with_strangers_s):
-            error = error_for_broken(broken, entry.route, entry.pending, entry.pipeline)
-            if error is not None:
-                return broken, error
-        return None, None
-
-    def _hurry(self, now: float) -> list[Common]:
-        """Wait no longer with adopted requests that lost a replica while there was no coordinator to be told."""
+    def _hurry(self, now: float, because_of: Peer | None = None) -> list[Common]:
+        """Wait no longer with adopted requests that lost an actor while there was no coordinator to be told."""
         return [
             SetTimer(("adopted", request), now)
             for request, entry in self._requests.items()
-            if entry.is_adopted and self._adoption.gone(entry)
+            if entry.is_adopted
+            and (because_of is None or because_of in (entry.client, *entry.pending.values()))
+            and self._adoption.is_hopeless(entry)
         ]
 
     # --- recovery -----------------------------------------------------------------------------------------
@@ -532,8 +505,8 @@ class CoordinatorCore:
     def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
         """End a request that lost an actor, and put up its successor if it may have one."""
         is_hopeless = any(self._absences.is_degraded(stage) for stage in needed_stages(entry.edges))
-        found = None if self._is_draining or is_hopeless else successor_of(entry, error)
-        if found is None or self._is_used(found[0]) or self._membership.get(entry.client.sender) is None:
+        found = None if self._intake.is_closed or is_hopeless else successor_of(entry, error)
+        if found is None or self._intake.is_used(found[0]) or self._membership.get(entry.client.sender) is None:
             return self._end_early(request, error, now) + self._settle(request, entry, now)
         name, successor = found
         self._requests[name] = successor
@@ -582,7 +555,7 @@ class CoordinatorCore:
             if submit.attempt > live.submit.attempt:
                 return self._on_repeated(submit, live)
         try:
-            entry = self._accept(actor, submit, now)
+            entry = self._intake.accept(actor.peer, submit, now)
             admission = self._admission[submit.pipeline]
             offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
         except OmniBusError as error:
@@ -605,61 +578,10 @@ class CoordinatorCore:
             return [Send(entry.client, Failed(submit.request, entry.error))]
         return [] if entry.route is None else [Send(entry.client, Admit(entry.route, submit.attempt))]
 
-    def _accept(self, actor: Actor, submit: Submit, now: float) -> Request:
-        """Check a submit against what can be known before its turn."""
-        pipeline = self._pipelines.get(submit.pipeline)
-        if pipeline is None:
-            raise unknown_name("pipeline", submit.pipeline, self._pipelines, field="pipeline")
-        if self._is_used(submit.request):
-            raise self._used(submit)
-        if self._is_draining:
-            raise self._stopping()
-        edges = pipeline.needed(submit.outputs)
-        self._replicas(edges, now)
-        timeout_s = submit.timeout_s if submit.timeout_s is not None else pipeline.timeout_s
-        if timeout_s is not None and timeout_s <= 0:
-            raise DeadlineExceeded(f"timeout_s is {timeout_s:g}: the time limit had passed before the request came")
-        deadline = None if timeout_s is None else now + timeout_s
-        return Request(submit, actor.peer, pipeline, edges, now, deadline)
-
-    def _is_used(self, request: RequestId) -> bool:
-        return request in self._requests or request in self._tombstones
-
-    def _used(self, submit: Submit) -> OmniBusError:
-        """Return the error for an id that is known: who repeats what ended was not there to be told."""
-        epitaph = self._tombstones.epitaph(submit.request) if submit.attempt else None
-        if epitaph is None:
-            return BadInput(f"request id {submit.request} was used already", field="request")
-        error = from_info(epitaph)
-        if not isinstance(error, RequestCancelled):
-            return error
-        return Unavailable(
-            f"the request was given up: {error.message}", is_retry_safe=True, retry_after_s=RETRY_AFTER_S
-        )
-
-    def _bindable(self, stage: str) -> list[Actor]:
-        return self._administration.bindable(self._membership.replicas(stage))
-
-    def _replicas(self, edges: Iterable[RouteEdge], now: float) -> dict[str, list[Actor]] | None:
-        """Return the replicas of every stage that the edges touch which may be bound; None while one is coming back.
-
-        Raises:
-            Unavailable: a stage has none, and none is coming back.
-        """
-        names = needed_stages(edges)
-        if any(self._administration.is_awaited(name) for name in names):
-            return None
-        replicas = {name: self._bindable(name) for name in names}
-        missing = [name for name, found in replicas.items() if not found]
-        for name in missing:
-            if not self._administration.is_coming_back(name):
-                raise self._absences.unavailable(name, now)
-        return None if missing else replicas
-
     def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """Bind every needed stage and answer with the route."""
         try:
-            replicas = self._replicas(entry.edges, now)
+            replicas = self._intake.replicas(entry.edges, now)
         except Unavailable as error:
             return self._strand(request, entry, error, now)
         if replicas is None:
@@ -819,9 +741,6 @@ class CoordinatorCore:
         self._admitting.discard(pipeline)
         return effects
 
-    def _stopping(self) -> Unavailable:
-        return Unavailable("the deployment is stopping", is_retry_safe=True, retry_after_s=RETRY_AFTER_S)
-
     # --- administration -----------------------------------------------------------------------------------
 
     def _on_admin(self, actor: Actor, frame: Admin, now: float) -> list[Common]:
@@ -868,7 +787,7 @@ class CoordinatorCore:
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
-            "is_draining": self._is_draining,
+            "is_draining": self._intake.is_closed,
             "requests": {"live": len(self._requests), **self._ended},
             "held": len(self._held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},

@@ -11,6 +11,7 @@ from omni_bus.core.edge import InEdge, OutEdge
 from omni_bus.core.effects import Abort, Add, Feed, Resume, Send, StageEffect, Start, Step, Suspend
 from omni_bus.core.member import Running
 from omni_bus.core.scheduler import Scheduler
+from omni_bus.core.stage_request import StageRequest, State
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.core.watchdog import Watchdog
 from omni_bus.engine import EngineRequest, Failure, Finished, Output, Starved
@@ -29,6 +30,7 @@ from omni_bus.wire.frames import (
     RequestStats,
     Route,
     StageStats,
+    Unheard,
 )
 from omni_bus.wire.payloads import size_of
 
@@ -50,83 +52,6 @@ class EngineShape(Enum):
     """Added with its whole input, then stepped."""
     STEP_FED = "step_fed"
     """Added with a slot, fed and stepped: step engines that stream their input, and session engines."""
-
-
-class State(Enum):
-    """Of one request in one stage; `TRANSITIONS` says what leads where."""
-
-    GATHERING = "gathering"
-    """Input is incomplete and the engine wants it whole."""
-    WAITING = "waiting"
-    """For a slot of the engine."""
-    RUNNING = "running"
-    """In the engine."""
-    FLUSHING = "flushing"
-    """Out of the engine; outputs wait for credit, and what still comes in is used up unread."""
-    ABORTING = "aborting"
-    """The engine was told to drop it and has not yet said that it did."""
-
-
-TRANSITIONS: dict[State, dict[str, State | None]] = {
-    State.GATHERING: {"input complete": State.WAITING, "failed": None, "cancelled": None},
-    State.WAITING: {"slot free": State.RUNNING, "failed": None, "cancelled": None},
-    State.RUNNING: {"engine finished": State.FLUSHING, "failed": State.ABORTING, "cancelled": State.ABORTING},
-    State.FLUSHING: {"edges closed": None, "failed": None, "cancelled": None},
-    State.ABORTING: {"engine let go": None},
-}
-"""State, event, next state; None is the end."""
-
-
-class _Live:
-    """One live request."""
-
-    def __init__(self, route: Route, stage: str, now: float, *, state: State) -> None:
-        self.route = route
-        self.state = state
-        self.opened_at = now
-        self.moved_at = now
-        """When the engine last did something for it, or came to owe that."""
-        self.first_output_at: float | None = None
-        self.engine_request: EngineRequest | None = None
-        self.in_edges: dict[EdgeId, InEdge | None] = dict.fromkeys(route.incoming(stage))
-        self.out_edges: dict[EdgeId, OutEdge] = {}
-        self.out_ports: dict[str, list[OutEdge]] = {}
-        self.inputs: dict[str, list[Payload]] = {}
-        self.input_bytes = 0
-        self.finish = Finish()
-        self.is_suspended = False
-        self.bytes_out = 0
-        self.is_cancel_owed = False
-        self.outcome = "done"
-        self.report: Failed | None = None
-        """What the coordinator was told when the request failed."""
-        self.is_fed = False
-        """Input came since the engine's last step began."""
-        self.untaken: list[tuple[InEdge, Payload]] = []
-        """Input that a step-fed engine got and has not yet run a step with."""
-        self.in_step: list[tuple[InEdge, Payload]] = []
-        """Input that it uses in the step under way."""
-
-    def move(self, event: str) -> None:
-        """Take a transition; the end keeps the last state."""
-        self.state = TRANSITIONS[self.state][event] or self.state
-
-    @property
-    def is_input_complete(self) -> bool:
-        return all(edge is not None and edge.is_closed for edge in self.in_edges.values())
-
-    @property
-    def can_advance(self) -> bool:
-        """Nothing that others do can be what an engine waits for which runs it by itself."""
-        has_input = all(edge is not None and (edge.is_closed or edge.num_unconsumed) for edge in self.in_edges.values())
-        return has_input and not self.is_suspended
-
-    @property
-    def is_blocked(self) -> bool:
-        for edge in self.out_edges.values():  # noqa: SIM110 (asked for every output; `any` takes twice as long)
-            if edge.is_blocked:
-                return True
-        return False
 
 
 class StageCore:
@@ -160,7 +85,7 @@ class StageCore:
         self._shape = shape
         self._parse_params = parse_params
         self._max_input_bytes = max_input_bytes
-        self._live: dict[RequestId, _Live] = {}
+        self._live: dict[RequestId, StageRequest] = {}
         self._tombstones: Tombstones[Done | Failed | Cancelled] = Tombstones()
         self._scheduler = Scheduler(width, width if shape is EngineShape.STREAMING else max_resident)
         self._watchdog = Watchdog(stage, step_timeout_s)
@@ -242,9 +167,11 @@ class StageCore:
         report = self._tombstones.epitaph(route.request)
         return [Send(self._coordinator, report)] if isinstance(report, Cancelled) else []
 
-    def _begin(self, route: Route, params: dict[str, dict[str, Any]], now: float) -> tuple[_Live, list[StageEffect]]:
+    def _begin(
+        self, route: Route, params: dict[str, dict[str, Any]], now: float
+    ) -> tuple[StageRequest, list[StageEffect]]:
         state = State.GATHERING if self._shape is EngineShape.STEP else State.WAITING
-        live = _Live(route, self.stage, now, state=state)
+        live = StageRequest(route, self.stage, now, state=state)
         self._live[route.request] = live
         for edge in route.outgoing(self.stage):
             out = OutEdge(route, edge, params)
@@ -325,8 +252,10 @@ class StageCore:
         return [Send(self._coordinator, Cancelled(request)), *self._start(now)]
 
     def _on_inquire(self, request: RequestId) -> list[StageEffect]:
-        """A new coordinator may have missed how the request ended."""
+        """A new coordinator may have missed how the request ended, or wait for what has not begun."""
         live = self._live.get(request)
+        if live is None and request not in self._tombstones:
+            return [Send(self._coordinator, Unheard(request))]
         report = self._tombstones.epitaph(request) if live is None else live.report
         return [] if report is None else [Send(self._coordinator, report)]
 
@@ -361,7 +290,7 @@ class StageCore:
                 effects += self._fail(event.request, stage_failed(error, self.stage), now)
         return effects
 
-    def _on_event(self, live: _Live, event: Event, now: float) -> list[StageEffect]:
+    def _on_event(self, live: StageRequest, event: Event, now: float) -> list[StageEffect]:
         live.moved_at = now
         match event:
             case Output(port=port, payload=payload):
@@ -410,7 +339,7 @@ class StageCore:
         edge = next(edge for edge in live.in_edges.values() if edge is not None and edge.port == port)
         return self._consumed(live, edge, payload)
 
-    def _on_output(self, live: _Live, port: str, payload: Payload, now: float) -> list[StageEffect]:
+    def _on_output(self, live: StageRequest, port: str, payload: Payload, now: float) -> list[StageEffect]:
         if live.first_output_at is None:
             live.first_output_at = now
         effects: list[StageEffect] = []
@@ -424,7 +353,7 @@ class StageCore:
         live.bytes_out += len(edges) * size_of(payload)
         return effects + self._after_output(live, now)
 
-    def _on_finished(self, live: _Live, finish: Finish, now: float) -> list[StageEffect]:
+    def _on_finished(self, live: StageRequest, finish: Finish, now: float) -> list[StageEffect]:
         live.move("engine finished")
         live.finish = finish
         if live.route.wants_metrics:
@@ -439,14 +368,14 @@ class StageCore:
                 effects.append(Send(edge.source, credit))
         return effects + self._after_output(live, now) + self._start(now)
 
-    def _after_output(self, live: _Live, now: float) -> list[StageEffect]:
+    def _after_output(self, live: StageRequest, now: float) -> list[StageEffect]:
         """Suspend, resume or complete a request, by whether its outputs could be sent."""
         request = live.route.request
         if live.state is State.FLUSHING:
             if not live.is_input_complete or any(not edge.is_closed for edge in live.out_edges.values()):
                 return []
             live.move("edges closed")
-            stats = self._request_stats(live, now)
+            stats = live.stats(now)
             done = Done(request, stats)
             self._end(request, "done", done)
             return [Send(self._coordinator, done)]
@@ -464,7 +393,7 @@ class StageCore:
 
     # --- inside -------------------------------------------------------------------------------------------
 
-    def _enqueue(self, live: _Live) -> None:
+    def _enqueue(self, live: StageRequest) -> None:
         wanted = live.engine_request
         assert wanted is not None
         self._scheduler.add(wanted.id, wanted.priority, wanted.deadline)
@@ -505,7 +434,7 @@ class StageCore:
         return effects
 
     def _feed(
-        self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...], now: float, *, is_last: bool
+        self, live: StageRequest, edge: InEdge, payloads: tuple[Payload, ...], now: float, *, is_last: bool
     ) -> list[StageEffect]:
         """Bring input to an engine that takes it as it comes; before there is a slot, credit bounds what is held."""
         request = live.route.request
@@ -524,7 +453,7 @@ class StageCore:
         self._give(live, edge, payloads)
         return effects + self._start(now)
 
-    def _give(self, live: _Live, edge: InEdge, payloads: tuple[Payload, ...]) -> None:
+    def _give(self, live: StageRequest, edge: InEdge, payloads: tuple[Payload, ...]) -> None:
         """Note input of a step-fed engine: its credit goes back after a step with it, not before.
 
         So a request that is suspended, or waits behind others, holds its senders back.
@@ -532,7 +461,7 @@ class StageCore:
         live.is_fed = True
         live.untaken += [(edge, payload) for payload in payloads]
 
-    def _feed_held(self, live: _Live, held: dict[str, list[Payload]]) -> list[StageEffect]:
+    def _feed_held(self, live: StageRequest, held: dict[str, list[Payload]]) -> list[StageEffect]:
         effects: list[StageEffect] = []
         for edge in live.in_edges.values():
             if edge is None or (edge.port not in held and not edge.is_closed):
@@ -543,7 +472,7 @@ class StageCore:
                 self._give(live, edge, payloads)
         return effects
 
-    def _in_edge(self, sender: Sender, request: RequestId, edge: EdgeId) -> tuple[_Live, InEdge] | None:
+    def _in_edge(self, sender: Sender, request: RequestId, edge: EdgeId) -> tuple[StageRequest, InEdge] | None:
         """Find the open edge of a data frame.
 
         None for a frame of a request that is not live (its cancel overtook it) or from somebody who is not the
@@ -558,7 +487,7 @@ class StageCore:
             return None
         return live, found
 
-    def _consumed(self, live: _Live, edge: InEdge, payload: Payload) -> list[StageEffect]:
+    def _consumed(self, live: StageRequest, edge: InEdge, payload: Payload) -> list[StageEffect]:
         credit = edge.consume(payload)
         return [] if credit is None else [Send(edge.source, credit)]
 
@@ -577,7 +506,7 @@ class StageCore:
         self._end(request, "failed", report)
         return effects + self._start(now)
 
-    def _abort(self, live: _Live, outcome: str, now: float) -> Abort:
+    def _abort(self, live: StageRequest, outcome: str, now: float) -> Abort:
         """Take a request out of steps and have the engine drop it; its slot stays taken until it did."""
         live.move(outcome)
         live.outcome = outcome
@@ -592,25 +521,14 @@ class StageCore:
         self._tombstones.bury(request, report)
         self._ended[outcome] += 1
 
-    def _with_metrics(self, live: _Live, finish: Finish, now: float) -> Finish:
+    def _with_metrics(self, live: StageRequest, finish: Finish, now: float) -> Finish:
         """Return an end that also says what this stage, and those before it, did for the request."""
         found: dict[str, Any] = {}
         for edge in live.in_edges.values():
             if edge is not None and edge.finish is not None:
                 found |= edge.finish.detail.get("metrics", {})
-        found[self.stage] = request_metrics(self._request_stats(live, now), finish.reason)
+        found[self.stage] = request_metrics(live.stats(now), finish.reason)
         return msgspec.structs.replace(finish, detail=finish.detail | {"metrics": found})
-
-    def _request_stats(self, live: _Live, now: float) -> RequestStats:
-        first = live.first_output_at
-        return RequestStats(
-            first_output_s=0.0 if first is None else first - live.opened_at,
-            total_s=now - live.opened_at,
-            chunks_in=sum(edge.num_received for edge in live.in_edges.values() if edge is not None),
-            chunks_out=sum(edge.num_sent for edge in live.out_edges.values()),
-            bytes_out=live.bytes_out,
-            usage=live.finish.usage,
-        )
 
 
 def request_metrics(stats: RequestStats, reason: str) -> dict[str, Any]:

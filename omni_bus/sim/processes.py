@@ -14,7 +14,7 @@ from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
 from omni_bus.core.recovery import needed_stages, origin
 from omni_bus.core.request import State as RequestState
 from omni_bus.core.stage import EngineShape, StageCore
-from omni_bus.core.stage import State as StageState
+from omni_bus.core.stage_request import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES
 from omni_bus.core.watchdog import WATCH
 from omni_bus.errors import BadInput
@@ -233,7 +233,7 @@ class CoordinatorProcess(Process):
         if waiting != {r: e for r, e in requests.items() if e.state is RequestState.RECOVERING}:
             raise Violation(f"{list(waiting)} wait for replicas, the table differs")
         for request, entry in waiting.items():
-            if all(core._bindable(stage) for stage in needed_stages(entry.edges)):
+            if all(core._intake.bindable(stage) for stage in needed_stages(entry.edges)):
                 raise Violation(f"{request} waits for a replica, and there is one of each stage")
         self._check_deadlines()
 
@@ -253,10 +253,17 @@ class CoordinatorProcess(Process):
             client = self.world.processes.get(entry.client.actor)
             if entry.deadline is None or not isinstance(client, GatewayProcess) or client.peer != entry.client:
                 continue
+            if not self._may_run(entry):
+                continue
             is_known = self.core._membership.get(entry.client.sender) is not None and request in client.core._calls
             due_at = self.world.deadlines.get(origin(request))
             if is_known and due_at is not None and entry.deadline > max(due_at + late_s, self.world.now):
                 raise Violation(f"{request} may run until {entry.deadline:.3f}, its limit was {due_at:.3f}")
+
+    @staticmethod
+    def _may_run(entry: Request) -> bool:
+        """Whether a time limit matters: a request that ends has none, however late its client tells of it."""
+        return entry.state is not RequestState.ENDING
 
     def _check_successor(self, request: RequestId, entry: Request) -> None:
         """Check that a request may run again.
@@ -372,14 +379,18 @@ class StageProcess(MemberProcess):
             Violation: it has something left to do. One that was given up behind a stalled link ends with what it had.
         """
         is_known = self.world.coordinator.core._membership.get(self.peer.sender) is not None
-        if self.core._live and is_known:
-            raise Violation(f"{self.name} is to retire and holds {list(self.core._live)}")
+        if self._unfinished() and is_known:
+            raise Violation(f"{self.name} is to retire and holds {self._unfinished()}")
         self.world.at(self.world.delivered_at(self), self._leave, (on_left,), is_due=True)
+
+    def _unfinished(self) -> list[RequestId]:
+        """Requests that anybody waits for; what has failed is over, though the engine may still let go of it."""
+        return [running.route.request for running in self.core.running]
 
     def _leave(self, on_left: Callable[[StageProcess], None]) -> None:
         if self.is_alive:
             self.has_retired = True
-            self.is_settled = not self.core._live and not self.world.faults.has_unseen_break(self)
+            self.is_settled = not self._unfinished() and not self.world.faults.has_unseen_break(self)
             self.carry(self.member.goodbye("retired", is_settled=self.is_settled))
             self.die()
         on_left(self)

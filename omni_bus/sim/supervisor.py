@@ -69,6 +69,7 @@ class SupervisorProcess(MemberProcess):
         self.num_done = 0
         self._plans = list(plans)
         self._outlooks: dict[str, Outlook] = {}
+        self._deaths: list[tuple[Peer, bool]] = []
         self._steps: _Steps | None = None
         self._awaited: _Ask | _Leave | _Ready | _Pause | None = None
         self._num_calls = 0
@@ -120,10 +121,23 @@ class SupervisorProcess(MemberProcess):
                 pass
 
     def _left(self, process: StageProcess) -> None:
-        self.carry(self.member.lost(process.peer, is_settled=process.is_settled))
+        self._tell_death(process.peer, is_settled=process.is_settled)
         if process.has_retired:
             self._tell(Outlook(process.name, process.stage, process.replica, "stopped"))
         self._advance(None)
+
+    def _tell_death(self, peer: Peer, *, is_settled: bool) -> None:
+        self._deaths.append((peer, is_settled))
+        self.carry(self.member.lost(peer, is_settled=is_settled))
+
+    def _tell_all(self) -> None:
+        """Tell a coordinator that may be new what it can't know."""
+        self.carry(self.core.on_coordinator_changed(self.world.now))
+        for peer, is_settled in self._deaths:
+            self.carry(self.member.lost(peer, is_settled=is_settled))
+        for outlook in self._outlooks.values():
+            if not self.world.processes[outlook.actor].is_alive:
+                self.carry(self.member.outlook(outlook))
 
     def _tell(self, outlook: Outlook) -> None:
         self._outlooks[outlook.actor] = outlook
@@ -139,7 +153,7 @@ class SupervisorProcess(MemberProcess):
         """A process has died."""
         name = process.name
         if process is not self.world.coordinator:
-            self.carry(self.member.lost(process.peer))
+            self._tell_death(process.peer, is_settled=False)
         if isinstance(process, StageProcess):
             self._tell(Outlook(name, process.stage, process.replica, phase, "it died", retry_after_s))
         self.kept_free.discard(name)
@@ -209,10 +223,7 @@ class SupervisorProcess(MemberProcess):
         self.carry(self.member.on_frame(frame, self.world.now))
         unanswered, self._unanswered = self._unanswered, None
         if isinstance(frame, Introduce):
-            self.carry(self.core.on_coordinator_changed(self.world.now))
-            for outlook in self._outlooks.values():
-                if not self.world.processes[outlook.actor].is_alive:
-                    self.carry(self.member.outlook(outlook))
+            self._tell_all()
         elif isinstance(frame, Lost):
             process = self.world.processes.get(frame.peer.actor)
             if isinstance(process, StageProcess) and process.peer == frame.peer and process.has_stalled:
@@ -224,7 +235,7 @@ class SupervisorProcess(MemberProcess):
         """Learn that a connection of this process broke."""
         super().on_broken(peer)
         if self.is_alive and peer == self.member.coordinator:
-            self.carry(self.core.on_coordinator_changed(self.world.now))
+            self._tell_all()
 
     def on_timer(self, key: TimerKey) -> None:
         """Take a timer."""

@@ -333,6 +333,12 @@ class Inquire(Frame, frozen=True):
     request: RequestId
 
 
+class Unheard(Frame, frozen=True):
+    """The answer of a stage to an `Inquire` of a request of which nothing has reached it."""
+
+    request: RequestId
+
+
 class Done(Frame, frozen=True):
     """A stage finished its part of the request."""
 
@@ -497,6 +503,7 @@ ControlFrame: TypeAlias = (
     | Cancel
     | Cancelled
     | Inquire
+    | Unheard
     | Done
     | Failed
     | Admin

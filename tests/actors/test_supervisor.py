@@ -309,6 +309,18 @@ async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monk
     watched.close()
 
 
+async def test_every_death_is_told_again_to_a_new_coordinator(watched: Watched) -> None:
+    watched.make_all_ready()
+    peers = [process.peer for process in (watched.one, watched.two)]
+    for name in ("llm.0", "llm.1"):
+        watched.child(name).end(-9)
+    assert watched.client.lost == peers
+
+    watched.supervisor._tell_all()
+
+    assert watched.client.lost == [*peers, *peers]
+
+
 async def test_coordinator_that_answers_nobody_is_ended_unless_it_has_just_come(watched: Watched) -> None:
     watched.supervisor._end_silent_coordinator()
     watched.make_all_ready()

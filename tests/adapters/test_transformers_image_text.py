@@ -52,7 +52,8 @@ def drawn(*things: str) -> Any:
 def payload_of(picture: Any) -> Image:
     pixels = np.asarray(picture)
     pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
-    return Image(*pixels.shape, Blob(pixels.tobytes()))
+    height, width, channels = pixels.shape
+    return Image(height, width, channels, Blob(pixels.tobytes()))
 
 
 PAIR = drawn("red circle", "blue square")

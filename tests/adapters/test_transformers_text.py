@@ -421,7 +421,7 @@ def test_hopeless_prompt_is_refused_unread(
     small: TransformersText, monkeypatch: pytest.MonkeyPatch, num_messages: int
 ) -> None:
     """The tokenizer works on the thread that steps everybody's requests: ten megabytes would stop them for seconds."""
-    monkeypatch.setattr(small, "_tokenizer", None)
+    monkeypatch.setattr(small._model.vocabulary, "tokenizer", None)
     messages = [{"role": "user", "content": "a" * 100_000}] * num_messages
 
     with pytest.raises(BadInput, match=rf"{100_000 * num_messages} characters .* of 64 tokens \(allowed: ") as caught:
@@ -432,7 +432,7 @@ def test_hopeless_prompt_is_refused_unread(
 
 def test_longest_prompt_that_fits_is_read(small: TransformersText) -> None:
     """The bound is not below what tokens can hold."""
-    tokenizer = small._tokenizer
+    tokenizer = small._model.vocabulary.tokenizer
     longest = max(tokenizer.get_vocab(), key=len)
     text = tokenizer.convert_tokens_to_string([longest]) * 30
 
@@ -470,7 +470,8 @@ def test_bad_prompt_holds_no_slot(small: TransformersText, prompts: list[Payload
 
 
 def test_refused_chat_template_names_the_messages(small: TransformersText, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    tokenizer = small._model.vocabulary.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
 
     with pytest.raises(BadInput, match=r"messages: .*roles must alternate"):
         StepDriver(small).add(chat(FRANCE))

@@ -1,5 +1,6 @@
 """What a hello brings a coordinator; who ends what is in `test_coordinator`."""
 
+import msgspec
 import pytest
 
 from omni_bus.core import adoption
@@ -7,6 +8,7 @@ from omni_bus.core.absence import Absences
 from omni_bus.core.admission import Admission
 from omni_bus.core.adoption import Adoption
 from omni_bus.core.binding import Bindings
+from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Report, Send, SetTimer
 from omni_bus.core.membership import Membership
 from omni_bus.core.pipeline import Pipeline
@@ -31,6 +33,7 @@ class New:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
         self.membership = Membership()
+        self.deaths = Deaths()
         self.bindings = Bindings()
         self.admission = Admission(PIPELINE)
         self.adoption = Adoption(
@@ -42,6 +45,7 @@ class New:
             tombstones=Tombstones[ErrorInfo](),
             patience_s=5.0,
             absences=Absences(self.membership),
+            deaths=self.deaths,
         )
 
     def hello(self, peer: Peer, *live: Route, ran_s: tuple[float, ...] = (), now: float = 100.0):
@@ -102,6 +106,13 @@ def test_hello_brings_no_more_than_a_bounded_number(new, monkeypatch):
     assert Report(
         "hello lists more requests than are taken over at once", {"name": "gateway.0", "listed": 10, "taken": 3}
     ) in list(effects)
+
+
+def test_route_that_touches_no_stage_is_not_believed(new):
+    for edges in ((), (RouteEdge("in", "prompt", "out", "text", "text", 4, 4096),)):
+        assert new.hello(GATEWAY, msgspec.structs.replace(route(), edges=edges)) == []
+
+    assert new.requests == {}
 
 
 def test_only_those_who_are_here_are_asked(new):

@@ -1188,12 +1188,17 @@ def test_evicted_gateway_learns_how_its_requests_ended(up):
     assert up.is_clean()
 
 
-def test_evicted_gateway_waits_for_chunks_under_way_from_the_living_only(up):
+def test_gateway_waits_for_chunks_under_way_from_the_living_only_and_not_after_it_was_given_up(up):
     up.submit("r")
     up.frame(LLM, Done("r"))
-    up.frame(GATEWAY, Goodbye())
     up.join(GATEWAY, live=(route(llm=LLM),))
     assert up.to(GATEWAY, Failed) == []
+
+    up.frame(GATEWAY, Goodbye())
+    up.join(GATEWAY, live=(route(llm=LLM),))
+    assert codes(up.to(GATEWAY, Failed)) == ["link_broken"], "who was told that it is gone has dropped the rest"
+    up.join(GATEWAY, live=(route(llm=LLM),))
+    assert up.to(GATEWAY, Failed) == [], "what ended since it is back may be under way"
 
     up.frame(GATEWAY, Goodbye())
     up.frame(LLM, Goodbye())

@@ -42,6 +42,7 @@ from omni_bus.wire.frames import (
     RouteEdge,
     Stalled,
     Submit,
+    Unheard,
 )
 
 ONE = (
@@ -203,7 +204,7 @@ class Coordinator(RuleBasedStateMachine):
     def submit(self, peer, request, pipeline, outputs, priority, timeout_s, key, input_bytes, attempt):
         self.frame(peer, Submit(request, pipeline, outputs, priority, timeout_s, key, "", input_bytes, attempt))
 
-    @rule(peer=peers, request=requests, error=errors, wait=moments, which=st.integers(0, 5))
+    @rule(peer=peers, request=requests, error=errors, wait=moments, which=st.integers(0, 6))
     def word_about_any_request(self, peer, request, error, wait, which):
         frames = [
             Cancel(request, "why"),
@@ -211,6 +212,7 @@ class Coordinator(RuleBasedStateMachine):
             Done(request),
             Failed(request, error),
             Inquire(request),
+            Unheard(request),
             Reject(request, error),
         ]
         self.frame(peer, frames[which], wait)
@@ -367,7 +369,7 @@ class Coordinator(RuleBasedStateMachine):
         assert self.core._recovery._waiting == recovering
         for request, entry in recovering.items():
             assert ("recover", request) in self.timers
-            assert any(not self.core._bindable(stage) for stage in needed_stages(entry.edges))
+            assert any(not self.core._intake.bindable(stage) for stage in needed_stages(entry.edges))
 
     @invariant()
     def each_request_has_at_most_one_successor(self):

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from omni_bus.core import coordinator
 from omni_bus.core.administration import Administration
 from omni_bus.core.adoption import Adoption
+from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.stage import EngineShape
+from omni_bus.sim import processes
 from omni_bus.sim.ledger import Violation
+from omni_bus.sim.processes import CoordinatorProcess, StageProcess
 from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
+from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.sim.world import World
 from omni_bus.wire.frames import RouteEdge
 
@@ -41,11 +46,15 @@ def scenario(*faults: FaultPlan, graph: str, **fields: Any) -> Scenario:
         stages={stage: StagePlan(EngineShape.STEP_FED, 1, 4, 4) for stage in pipeline.stages},
         requests=[[plain, msgspec.structs.replace(plain, id="r1")]],
         faults=list(faults),
-        delay_s=0.02,
-        step_s=0.001,
-        failure_rate=0.0,
         asks_health=False,
-        **{"heartbeat_s": 1.0, "has_supervisor": False, **fields},
+        **{
+            "delay_s": 0.02,
+            "step_s": 0.001,
+            "failure_rate": 0.0,
+            "heartbeat_s": 1.0,
+            "has_supervisor": False,
+            **fields,
+        },
     )
 
 
@@ -72,12 +81,12 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
         for plan in script.requests[0]:
             plan.submit_at, plan.input_s = 0.1, 0.2
         world = World(seed, scenario=script)
-        world.after(0.15, _stall, world)
+        world.after(0.15, _stall, world, "gateway.0", 0.5)
         yield world
 
 
-def _stall(world: World) -> None:
-    world.stall(world.processes["gateway.0"], world.coordinator, until=0.5)
+def _stall(world: World, name: str, until: float) -> None:
+    world.stall(world.processes[name], world.coordinator, until)
 
 
 def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
@@ -124,6 +133,74 @@ def coordinators_that_die_after_a_connection_broke(seed: int) -> Iterator[World]
             yield World(seed, scenario=scenario(broken, kill_coordinator(step + later, 1.0), graph="single"))
 
 
+def requests_that_end_before_their_gateway_has_said_hello(seed: int) -> Iterator[World]:
+    """A stage that has just begun with a request fails it, and its gateway knows better for how long it has run."""
+    for step in range(40, 80, 2):
+        script = scenario(
+            kill_coordinator(step, 0.3), graph="chain", failure_rate=1.0, heartbeat_s=0.1, delay_s=0.005, step_s=0.2
+        )
+        for plan in script.requests[0]:
+            plan.timeout_s, plan.input_s = 3.0, 0.5
+        world = World(seed, scenario=script)
+        for name, until in (("gateway.0", 1.2), ("voice.0", 2.0)):
+            world.after(0.2, _stall, world, name, until)
+        yield world
+
+
+def replicas_that_are_emptied_after_a_connection_broke(seed: int) -> Iterator[World]:
+    """What failed for a gap in its input may still be in the engine, and nobody waits for that."""
+    restart = OperationPlan("restart", 0.25, "llm", 0, timeout_s=5.0, is_forced=False)
+    for step in range(30, 60):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        script = scenario(broken, graph="single", has_supervisor=True, operations=[restart], step_s=0.2)
+        script.stages["llm"].shape = EngineShape.STREAMING
+        plan = script.requests[0][0]
+        plan.submit_at, plan.input_s, plan.num_inputs = 0.1, 0.01, 12
+        script.requests[0][1:] = []
+        yield World(seed, scenario=script)
+
+
+def gateways_that_are_given_up_and_come_back(seed: int) -> Iterator[World]:
+    """Nothing is heard of them for a while; the end of what they are sent meanwhile is lost, and nobody is asked."""
+    for step in range(25, 60):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        world = World(seed, scenario=scenario(broken, graph="single", heartbeat_s=0.1))
+        world.after(0.2, _stall, world, "gateway.0", 1.2)
+        yield world
+
+
+def stages_that_die_after_their_last_word(seed: int) -> Iterator[World]:
+    """The coordinator has heard that a request is done, and the end of its output is cut off."""
+    for step in range(50, 110):
+        kill_stage = FaultPlan("kill_stage", step, 1.0, loses_frames=False)
+        script = scenario(kill_stage, graph="single")
+        for plan in script.requests[0]:
+            plan.reader, plan.is_burst = "fast", True
+        yield World(seed, scenario=script)
+
+
+def stages_that_die_before_their_supervisor_is_heard(seed: int) -> Iterator[World]:
+    """A new coordinator has met a stage, and takes its supervisor for a stranger, when that tells of its death."""
+    for step in range(45, 125, 2):
+        kill_stage = FaultPlan("kill_stage", step, None, loses_frames=True)
+        script = scenario(kill_coordinator(32, 0.05), kill_stage, graph="chain", has_supervisor=True)
+        for plan in script.requests[0]:
+            plan.input_s = 0.4
+        world = World(seed, scenario=script)
+        world.after(0.3, _stall, world, "supervisor", 1.5)
+        yield world
+
+
+def gateways_that_die_with_a_coordinator(seed: int) -> Iterator[World]:
+    """What they asked for is known to its stages only."""
+    for step in range(40, 90):
+        kill_gateway = FaultPlan("kill_gateway", step + step % 9, None, loses_frames=True)
+        yield World(
+            seed,
+            scenario=scenario(kill_coordinator(step, 0.3), kill_gateway, graph="chain", has_supervisor=True),
+        )
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -145,6 +222,10 @@ def adopts_as_if_for_the_first_time(self, actor, route, ran_s, now):
 
 def answers_at_once(self, broken, *told):
     return self._answer([broken])
+
+
+def may_always(entry):
+    return True
 
 
 def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
@@ -170,10 +251,24 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         ),
         (coordinators_that_die_with_a_stage, CoordinatorCore, "_check_adopted", sees_nothing),
         (stages_that_die_before_and_after_a_coordinator, Adoption, "adopt", adopts_as_if_for_the_first_time),
-        (connections_that_break, CoordinatorCore, "_on_broken", sees_nothing),
+        (connections_that_break, Breaks, "on_broken", sees_nothing),
         (connections_that_break, CoordinatorCore, "on_link_broken", sees_nothing),
         (connections_that_break, ClientCore, "on_link_broken", sees_nothing),
-        (coordinators_that_die_after_a_connection_broke, CoordinatorCore, "_confirm", answers_at_once),
+        (coordinators_that_die_after_a_connection_broke, Breaks, "confirm", answers_at_once),
+        (
+            requests_that_end_before_their_gateway_has_said_hello,
+            CoordinatorProcess,
+            "_may_run",
+            staticmethod(may_always),
+        ),
+        (
+            replicas_that_are_emptied_after_a_connection_broke,
+            StageProcess,
+            "_unfinished",
+            lambda self: list(self.core._live),
+        ),
+        (gateways_that_are_given_up_and_come_back, Adoption, "on_leave", sees_nothing),
+        (stages_that_die_after_their_last_word, ClientCore, "on_peer_lost", sees_nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )
@@ -181,4 +276,26 @@ def test_scripted_schedules_keep_every_invariant_and_would_not_without(monkeypat
     assert first_violation(script) is None
 
     monkeypatch.setattr(owner, name, without)
+    assert first_violation(script) is not None
+
+
+tell_all = SupervisorProcess._tell_all
+
+
+def tells_of_the_absent_only(self):
+    self._deaths.clear()
+    tell_all(self)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "script", [stages_that_die_before_their_supervisor_is_heard, gateways_that_die_with_a_coordinator]
+)
+def test_nobody_waits_for_those_whose_death_a_supervisor_has_seen(monkeypatch, script):
+    """A coordinator of endless patience waits for ever for whoever it is not told of."""
+    monkeypatch.setattr(coordinator, "MISSED_HEARTBEATS", 1_000_000)
+    monkeypatch.setattr(processes, "_HOUSEKEEPING", processes._HOUSEKEEPING | {"adopted", "awaited", "breaks"})
+    assert first_violation(script) is None
+
+    monkeypatch.setattr(SupervisorProcess, "_tell_all", tells_of_the_absent_only)
     assert first_violation(script) is not None

@@ -16,7 +16,7 @@ from omni_bus.core.kept import KeptInput
 from omni_bus.core.recovery import Recovery, successor_of
 from omni_bus.core.scheduler import Scheduler
 from omni_bus.core.stage import EngineShape, StageCore
-from omni_bus.core.stage import _Live as Live
+from omni_bus.core.stage_request import StageRequest
 from omni_bus.sim.__main__ import main
 from omni_bus.sim.ledger import Ledger, Violation
 from omni_bus.sim.scenario import GRAPHS
@@ -35,7 +35,7 @@ NUM_SEEDS = 10_000
 """As many as `test_schedules` runs."""
 
 
-NOTICED_NEAR = {"on_peer_lost": 3890, "_shorten": 1150, "successor_of": 1040}
+NOTICED_NEAR = {"_shorten": 1150, "successor_of": 1040}
 """Where to begin for what few schedules notice; elsewhere only slower."""
 
 
@@ -128,10 +128,9 @@ def test_schedules_reach_every_kind_of_trouble():
         (StageCore, "on_aborted", lambda self, request, now: []),
         (StageCore, "_on_cancel", lambda self, request, now: []),
         (StageCore, "on_timer", lambda self, now: []),
-        (Live, "can_advance", property(lambda self: True)),
+        (StageRequest, "can_advance", property(lambda self: True)),
         (ClientCore, "consume", lambda self, request, port, payload: []),
         (ClientCore, "on_coordinator_changed", lambda self: []),
-        (ClientCore, "on_peer_lost", lambda self, peer: []),
         (ClientCore, "on_coordinator_silent", lambda self: []),
         (ClientCore, "_on_reroute", lambda self, frame: []),
         (ClientCore, "_on_reroute", reroutes_what_has_output),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
@@ -59,10 +59,11 @@ class TestLlamaCpp(AnswersChats):
         assert (second.usage.prompt_tokens_details.cached_tokens or 0) > first.usage.prompt_tokens / 2
 
     async def test_what_it_lacks_is_refused_by_name(self, client: openai.AsyncOpenAI) -> None:
-        for fields, param in (({"prompt": "Once"}, "prompt"), ({"prompt": [1, 2]}, "prompt")):
+        prompts: list[Any] = ["Once", [1, 2]]
+        for prompt in prompts:
             with pytest.raises(openai.BadRequestError) as caught:
-                await client.completions.create(model="text", **fields)
-            assert caught.value.param == param
+                await client.completions.create(model="text", prompt=prompt)
+            assert caught.value.param == "prompt"
         for path, body in (("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [1]})):
             with pytest.raises(openai.APIStatusError) as refused:
                 await post(client, path, **body)

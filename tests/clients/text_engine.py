@@ -62,9 +62,8 @@ def client_of(url: str) -> openai.AsyncOpenAI:
 
 
 async def answer(client: openai.AsyncOpenAI, messages: Any = PARIS, **fields: Any) -> ChatCompletion:
-    found = await client.chat.completions.create(
-        model="text", messages=messages, **{"temperature": 0, "max_tokens": 32} | fields
-    )
+    create: Any = client.chat.completions.create
+    found = await create(model="text", messages=messages, **{"temperature": 0, "max_tokens": 32} | fields)
     ChatCompletion.model_validate(found.model_dump(), strict=True)
     return found
 
@@ -193,7 +192,8 @@ class AnswersChats:
             assert choice.finish_reason == "stop"  # OpenAI's, where a tool is named
             assert not choice.message.content
         [one], [other] = whole.message.tool_calls or [], streamed.message.tool_calls or []
-        assert one.type == other.type == "function"
+        assert one.type == "function"
+        assert other.type == "function"
         assert json.loads(one.function.arguments) == json.loads(other.function.arguments)
 
     async def test_refusals_name_the_field(self, client: openai.AsyncOpenAI) -> None:

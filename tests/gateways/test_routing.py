@@ -135,10 +135,14 @@ def test_prompt_that_nothing_is_written_to_has_no_prefix(output: str) -> None:
 
 def test_prompts_for_other_adapters_and_salts_share_nothing() -> None:
     prompt = {"messages": [SYSTEM, HELLO]}
-    found = [
-        routing_of(call(prompt, **params))["prefix"]
-        for params in ({}, {"lora": "a"}, {"lora": "b"}, {"cache_salt": "a"}, {"lora": "b", "cache_salt": "a"})
+    salts: list[dict[str, Any]] = [
+        {},
+        {"lora": "a"},
+        {"lora": "b"},
+        {"cache_salt": "a"},
+        {"lora": "b", "cache_salt": "a"},
     ]
+    found = [routing_of(call(prompt, **params))["prefix"] for params in salts]
 
     assert all(found)
     assert len(set().union(*found)) == sum(map(len, found))

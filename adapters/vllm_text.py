@@ -107,6 +107,8 @@ class VllmText(StepEngine):
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.num_resident
         self._running: dict[RequestId, _Running] = {}
+        self._named: list[_Running] = []
+        """The requests of the last step."""
 
     @classmethod
     def num_slots(cls, options: VllmOptions) -> int:
@@ -255,7 +257,7 @@ class VllmText(StepEngine):
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Run one step of vLLM for these requests; prompts beyond its budget of tokens go on in later ones."""
-        named = [self._running[id_] for id_ in requests]
+        named = self._named = [self._running[id_] for id_ in requests]
         if not any(running.events for running in named):
             # Else what is there already goes out first: a rendered prompt, or what vLLM was ahead with.
             self._step_engine([running.engine_id for running in named if running.engine_id])
@@ -266,6 +268,12 @@ class VllmText(StepEngine):
             if running.is_over:
                 self._running.pop(running.id, None)
         return events
+
+    def run_ahead(self) -> None:
+        """Run vLLM's next step for those of the last one that need more tokens."""
+        ids = [running.engine_id for running in self._named if running.id in self._running and not running.is_over]
+        if any(ids):
+            self._step_engine([engine_id for engine_id in ids if engine_id])
 
     def _step_engine(self, engine_ids: list[str]) -> None:
         self._suspension.name(frozenset(engine_ids))
@@ -323,6 +331,7 @@ class VllmText(StepEngine):
     def abort(self, request: RequestId) -> None:
         """Drop a request; its keys and values are free when this returns."""
         running = self._running.pop(request, None)
+        self._named = [named for named in self._named if named is not running]
         if running is not None and running.engine_id:
             self._suspension.forget(running.engine_id)
             self._engine.abort_request([request])
@@ -331,6 +340,7 @@ class VllmText(StepEngine):
         """Let go of the model and its memory."""
         engine, self._engine = self._engine, None
         self._running.clear()
+        self._named.clear()
         if engine is not None:
             close_engine(engine)
 

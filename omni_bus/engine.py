@@ -235,6 +235,13 @@ class StepEngine(Engine):
     def abort(self, request: RequestId) -> None:
         """Drop a request and free all that it holds; unknown ids are ignored."""
 
+    def run_ahead(self) -> None:
+        """Do what the next `step` would do for the requests of the last one, while the stage deals with its events.
+
+        Called on the engine's thread after a step when nothing else waits there. What comes of it is kept for the
+        `step` that names its request, so nobody is more than one step ahead of its credit. By default nothing is done.
+        """
+
 
 class SessionEngine(StepEngine):
     """A step engine whose steps happen at a fixed period while sessions are open, whatever input has come."""

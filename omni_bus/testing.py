@@ -307,7 +307,7 @@ class StepDriver:
         self._starved.discard(request)
 
     def step(self, *requests: RequestId) -> list[Event]:
-        """Run one step of these requests (by default of all live ones that are not starved).
+        """Run one step of these requests (by default of all live ones that are not starved), and let it run ahead.
 
         Raises:
             ContractBroken: an event that the interface forbids.
@@ -316,6 +316,7 @@ class StepDriver:
         events = list(self.engine.step(named))
         for event in events:
             self._take(event, named)
+        self.engine.run_ahead()
         return events
 
     def _take(self, event: Event, named: Sequence[RequestId]) -> None:

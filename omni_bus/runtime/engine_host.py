@@ -76,6 +76,11 @@ class EngineThread:
         """It has not ended."""
         return self._thread.is_alive()
 
+    @property
+    def is_idle(self) -> bool:
+        """No call waits behind the one that runs."""
+        return self._calls.empty()
+
     def post(self, call: Callable[[], None]) -> None:
         """Run `call` after the ones before it; it handles its own errors."""
         self._calls.put(call)
@@ -223,6 +228,11 @@ class StepHost:
             if isinstance(event, Finished | Failure):
                 self._held.discard(event.request)
         self._loop.call_soon_threadsafe(self._stepped, events)
+        if self._thread.is_idle:
+            try:
+                self._engine.run_ahead()
+            except _RAISED as error:  # the step that comes next fails for it, or does better
+                _log_raised(self._stage, "run_ahead", error)
 
     def _judge(self, events: Sequence[Event]) -> list[Event]:
         """Put a failure in the place of each event that breaks the engine's contract; it costs that request only."""

@@ -96,6 +96,9 @@ class Scripted(StepEngine):
             events += made
         return events
 
+    def run_ahead(self) -> None:
+        self.script.get("ahead", lambda: None)()
+
     def abort(self, request) -> None:
         self.script.get(f"abort {request}", lambda: None)()
         self.held.discard(request)
@@ -150,6 +153,49 @@ def raise_(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return script
+
+
+async def test_engine_runs_ahead_after_a_step_when_nothing_waits(host, engine, heard) -> None:
+    ahead = threading.Event()
+    engine.script["ahead"] = ahead.set
+    host.perform(Add("r", {}))
+    host.perform(Step(("r",)))
+
+    await asyncio.to_thread(ahead.wait)
+    await heard.until(lambda: heard.num_steps == 1)
+
+
+async def test_engine_does_not_run_ahead_of_what_waits(host, engine, heard) -> None:
+    """An abort, say, goes first; the step that was asked for next is not ahead of anybody."""
+    order: list[str] = []
+    in_step, may_go_on = threading.Event(), threading.Event()
+
+    def first() -> list[Any]:
+        in_step.set()
+        may_go_on.wait()
+        return []
+
+    engine.script |= {"first": first, "ahead": lambda: order.append("ahead")}
+    engine.script["abort second"] = lambda: order.append("abort")
+    for request in ("first", "second"):
+        host.perform(Add(request, {}))
+    host.perform(Step(("first",)))
+    await asyncio.to_thread(in_step.wait)
+    host.perform(Abort("second"))
+    may_go_on.set()
+    await heard.until(lambda: heard.aborted == ["second"])
+
+    assert order == ["abort"]
+
+
+async def test_engine_that_fails_ahead_goes_on(host, engine, heard) -> None:
+    engine.script["ahead"] = raise_(Panic("ahead"))
+    host.perform(Add("r", {}))
+    for number in (1, 2):
+        host.perform(Step(("r",)))
+        await heard.until(lambda number=number: heard.num_steps == number)
+
+    assert heard.events == [Output("r", "text", Text("x"))] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What HTTP gateways share: keys, limits, request ids, errors, and server-sent events with backpressure."""
+"""What HTTP gateways share: keys, limits, request ids and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateways.keys import KeyRing, KeySource, sources_of
 from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable
-from omni_bus.gateway import STOPPING, WRITE_BUFFER_BYTES, Gateway
+from omni_bus.gateway import STOPPING, Gateway
 from omni_bus.runtime.watch import FileWatch
 
 if TYPE_CHECKING:
@@ -464,64 +464,3 @@ def json_response(document: Any, *, status: int = 200, headers: dict[str, str] |
     """Return a JSON answer."""
     body = msgspec.json.encode(document)
     return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=headers)
-
-
-class EventStream:
-    """Server-sent events; the response begins with the first one, so that an earlier failure has a real status.
-
-    `send` returns when the client's connection has room again: whoever makes the next event after that is as slow as
-    its reader.
-    """
-
-    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
-        self._request = request
-        self._write_timeout_s = write_timeout_s
-        self.response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",  # proxies that buffer would turn a stream into a lump
-                "X-Request-Id": request[REQUEST_ID],
-            }
-        )
-
-    @property
-    def has_begun(self) -> bool:
-        """Status and headers are sent."""
-        return self.response.prepared
-
-    async def send(self, data: bytes) -> None:
-        """Send ``data: …`` and wait until the client has taken enough of what came before.
-
-        Raises:
-            ConnectionError: the client is gone, or took nothing for `write_timeout_s`.
-        """
-        if not self.has_begun:
-            await self.response.prepare(self._request)
-        event = b"data: " + data + b"\n\n"
-        transport = self._request.transport
-        if transport is not None and len(event) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
-            # As nothing waits for the client, this one has room and can't wait: no timer is needed.
-            await self.response.write(event)
-            return
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(event)
-                await self._request.writer.drain()
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            raise ConnectionResetError(f"the client took nothing for {self._write_timeout_s:g} s") from None
-
-    async def end(self) -> None:
-        """End the response well."""
-        await self.response.write_eof()
-
-    async def fail(self, error: Exception) -> None:
-        """Send one error event and close: after it comes no mark of success."""
-        problem = to_problem(error)
-        log_failure(problem, error, self._request[REQUEST_ID])
-        self._request[FAILURE] = problem.status
-        self.response.force_close()
-        await self.send(msgspec.json.encode(problem.document))
-        await self.response.write_eof()

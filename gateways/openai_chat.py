@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from gateways import openapi
+from gateways.event_stream import EventStream
 from gateways.fan_out import Call, run_all
 from gateways.http import (
     KEY_NAME,
@@ -15,7 +16,6 @@ from gateways.http import (
     MAX_TIMEOUT_S,
     REQUEST_ID,
     SESSION_HEADER,
-    EventStream,
     read_json,
     terms_of,
 )
@@ -170,15 +170,8 @@ class ChatRoute:
         stream = EventStream(request, self._options.write_timeout_s)
         answer_id = f"chatcmpl-{request[REQUEST_ID]}"
         chunks = ChunkWriter(answer_id, chat.pipeline.serve_as, chat, self._audio_delta)
-        try:
-            async with aclosing(run_all(self._client, calls, terms_of(request))) as events:
-                await _ChatStream(stream, chat, calls, chunks, self._pool).send_all(events)
-        except ConnectionError:
-            raise
-        except Exception as error:  # once a stream has begun only it can tell of its failure; before, the edge does
-            if not stream.has_begun:
-                raise
-            await stream.fail(error)
+        async with stream.telling_failures(), aclosing(run_all(self._client, calls, terms_of(request))) as events:
+            await _ChatStream(stream, chat, calls, chunks, self._pool).send_all(events)
         return stream.response
 
 

@@ -10,8 +10,9 @@ import msgspec
 from aiohttp import web
 
 from gateways import openapi
+from gateways.event_stream import EventStream
 from gateways.fan_out import Call, run_all
-from gateways.http import REQUEST_ID, EventStream, json_response, read_json, terms_of
+from gateways.http import REQUEST_ID, json_response, read_json, terms_of
 from gateways.openai_answers import Completion as CompletionAnswer
 from gateways.openai_answers import CompletionChunk
 from gateways.openai_chat import HEADERS, collect
@@ -91,15 +92,8 @@ class CompletionsRoute:
         self, request: web.Request, asked: Completion, calls: list[Call], answer_id: str
     ) -> web.StreamResponse:
         stream = EventStream(request, self._options.write_timeout_s)
-        try:
-            async with aclosing(run_all(self._client, calls, terms_of(request))) as events:
-                await _CompletionStream(stream, asked, answer_id).send_all(events)
-        except ConnectionError:
-            raise
-        except Exception as error:  # once a stream has begun only it can tell of its failure; before, the edge does
-            if not stream.has_begun:
-                raise
-            await stream.fail(error)
+        async with stream.telling_failures(), aclosing(run_all(self._client, calls, terms_of(request))) as events:
+            await _CompletionStream(stream, asked, answer_id).send_all(events)
         return stream.response
 
 

@@ -1,0 +1,90 @@
+"""Server-sent events with backpressure, and failures in their midst."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from gateways.http import FAILURE, REQUEST_ID, log_failure
+from gateways.problems import to_problem
+from omni_bus.gateway import WRITE_BUFFER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class EventStream:
+    """Server-sent events; the response begins with the first one, so that an earlier failure has a real status.
+
+    `send` returns when the client's connection has room again: whoever makes the next event after that is as slow as
+    its reader.
+    """
+
+    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+        self._request = request
+        self._write_timeout_s = write_timeout_s
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",  # proxies that buffer would turn a stream into a lump
+                "X-Request-Id": request[REQUEST_ID],
+            }
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Status and headers are sent."""
+        return self.response.prepared
+
+    async def send(self, data: bytes) -> None:
+        """Send ``data: …`` and wait until the client has taken enough of what came before.
+
+        Raises:
+            ConnectionError: the client is gone, or took nothing for `write_timeout_s`.
+        """
+        if not self.has_begun:
+            await self.response.prepare(self._request)
+        event = b"data: " + data + b"\n\n"
+        transport = self._request.transport
+        if transport is not None and len(event) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
+            # As nothing waits for the client, this one has room and can't wait: no timer is needed.
+            await self.response.write(event)
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self.response.write(event)
+                await self._request.writer.drain()
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError(f"the client took nothing for {self._write_timeout_s:g} s") from None
+
+    async def end(self) -> None:
+        """End the response well."""
+        await self.response.write_eof()
+
+    @contextlib.asynccontextmanager
+    async def telling_failures(self) -> AsyncIterator[None]:
+        """Tell of what is raised inside in the stream, once it has begun; before, the edge does, with a real status."""
+        try:
+            yield
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not self.has_begun:
+                raise
+            await self._fail(error)
+
+    async def _fail(self, error: Exception) -> None:
+        """Send one error event and close: after it comes no mark of success."""
+        problem = to_problem(error)
+        log_failure(problem, error, self._request[REQUEST_ID])
+        self._request[FAILURE] = problem.status
+        self.response.force_close()
+        await self.send(msgspec.json.encode(problem.document))
+        await self.response.write_eof()

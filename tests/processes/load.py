@@ -100,3 +100,11 @@ async def load(url: str, models: tuple[str, ...], *, tokens: int = 12) -> AsyncG
         finally:
             made.end()
     assert made.failures == []
+
+
+async def until_healthy(session: aiohttp.ClientSession) -> None:
+    """Ask until all is served."""
+    while True:
+        async with session.get("/health") as response:
+            if response.status == 200:
+                return

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from adapters.synthetic_marks import read_text
+from tests.processes.load import until_healthy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -120,11 +121,6 @@ async def until_unhealthy(session: aiohttp.ClientSession, words: str) -> dict[st
         status, report = await health(session)
         if status == 503 and words in report["reason"]:
             return report
-
-
-async def until_healthy(session: aiohttp.ClientSession) -> None:
-    while (await health(session))[0] != 200:
-        pass
 
 
 async def until_status(client: Any, path: str, value: Any) -> None:

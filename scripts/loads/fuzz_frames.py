@@ -28,6 +28,12 @@ NUM_FRAMES = 1500
 HELLO_EVERY = 50
 """Messages after which the fuzzing actor joins again, since some frames make it leave."""
 
+NOT_AN_INBOX = {"fuzz.sock", "control.sock"}
+"""Sockets of a run folder that don't speak ZeroMQ, or are the intruder's."""
+
+SEND_TIMEOUT_MS = 30_000
+"""An inbox that takes nothing for so long hangs."""
+
 ODD_IDS = (
     b"",
     b"\0x",
@@ -124,7 +130,7 @@ class Intruder:
         self._inbox.bind(f"ipc://{folder}/fuzz.sock")
         self.me = Peer(me.actor, me.incarnation, f"ipc://{folder}/fuzz.sock")
         self._coordinator = f"ipc://{folder}/coordinator.sock"
-        targets = sorted(f"ipc://{path}" for path in folder.glob("*.sock") if path.name != "fuzz.sock")
+        targets = sorted(f"ipc://{path}" for path in folder.glob("*.sock") if path.name not in NOT_AN_INBOX)
         self._sockets = {target: self._connect(target, me.encode()) for target in targets}
         self._odd = [self._connect(target, name) for target in targets for name in ODD_IDS]
 
@@ -133,11 +139,16 @@ class Intruder:
         if routing_id:
             dealer.setsockopt(zmq.ROUTING_ID, routing_id)
         dealer.setsockopt(zmq.LINGER, 1000)
+        dealer.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
         dealer.connect(target)
         return dealer
 
     def send(self, messages: list[Parts], count: int, dice: Random) -> None:
-        """Send so many messages, as fast as the inboxes take them."""
+        """Send so many messages, as fast as the inboxes take them.
+
+        Raises:
+            zmq.Again: one of them takes nothing.
+        """
         for number in range(count):
             if number % HELLO_EVERY == 0:
                 self.join()

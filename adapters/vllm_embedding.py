@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from adapters.chat import read_prompt
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_load import close_engine, load_engine
 from adapters.vllm_options import VllmOptions, problems_of
-from adapters.vllm_request import HONOURED, VllmPrompt, media_of, render, rendered_of
+from adapters.vllm_request import HONOURED, VllmPrompt, read_inputs, rendered_of
 from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, submit
 from omni_bus.engine import EngineRequest, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StartFailed
@@ -135,23 +134,21 @@ class VllmEmbedding(StepEngine):
             raise ValueError(f"request {request.id} was added twice")
         if len(self._running) >= self.max_resident:
             raise Overloaded(f"all {self.max_resident} places (max_resident) are taken")
-        payloads = inputs.get("prompt", [])
-        if len(payloads) != 1:
-            raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
-        asked = read_prompt(payloads[0], "vllm-embedding", HONOURED_HERE)
-        ids, text = render(
-            asked,
+        _, prompt = read_inputs(
+            inputs,
+            "vllm-embedding",
+            HONOURED_HERE,
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
         )
-        if not 0 < len(ids) <= self._context_length:
+        num_tokens = len(prompt.token_ids)
+        if not 0 < num_tokens <= self._context_length:
             raise BadInput(
-                f"prompt: {len(ids)} tokens came (allowed: 1 to the context length, {self._context_length})",
+                f"prompt: {num_tokens} tokens came (allowed: 1 to the context length, {self._context_length})",
                 field="prompt",
             )
-        prompt = VllmPrompt(ids, text, media_of(asked, inputs), asked.mm_processor_kwargs)
-        running = _Running(request.id, len(ids))
+        running = _Running(request.id, num_tokens)
         if "rendered" in request.outputs:
             rendered = rendered_of(prompt, self._context_length, self._table)
             running.events.append(Output(request.id, "rendered", Json(msgspec.to_builtins(rendered))))

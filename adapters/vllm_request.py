@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.chat import plain_messages, template_messages
+from adapters.chat import plain_messages, read_prompt, template_messages
 from omni_bus.errors import BadInput
 from omni_bus.wire.buffers import view
 from omni_bus.wire.payloads import Audio, Image, Video
 from omni_bus.wire.prompt import MEDIA_PORTS, Rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from adapters.sampling import SamplingParams, Structure
     from adapters.token_bytes import TokenBytes
@@ -125,6 +125,28 @@ def structure_arguments(structure: Structure) -> dict[str, Any]:
             field="structure",
         )
     return wanted
+
+
+def read_inputs(
+    inputs: Mapping[str, Sequence[Payload]],
+    adapter: str,
+    honours: Collection[str],
+    tokenizer: Any,
+    *,
+    template: str | None,
+    may_bring_template: bool,
+) -> tuple[Prompt, VllmPrompt]:
+    """Return a request's prompt, checked, and what it comes to with its media.
+
+    Raises:
+        BadInput: it is not one prompt, or asks for what `adapter` does not honour; see also `render`.
+    """
+    payloads = inputs.get("prompt", [])
+    if len(payloads) != 1:
+        raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
+    asked = read_prompt(payloads[0], adapter, honours)
+    ids, text = render(asked, tokenizer, template=template, may_bring_template=may_bring_template)
+    return asked, VllmPrompt(ids, text, media_of(asked, inputs), asked.mm_processor_kwargs)
 
 
 def render(prompt: Prompt, tokenizer: Any, *, template: str | None, may_bring_template: bool) -> tuple[list[int], str]:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from adapters.chat import read_prompt
 from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
@@ -30,8 +29,7 @@ from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
     HONOURED,
     VllmPrompt,
-    media_of,
-    render,
+    read_inputs,
     rendered_of,
     sampling_arguments,
     structure_arguments,
@@ -174,17 +172,14 @@ class VllmText(StepEngine):
         if len(self._running) >= self.max_resident:
             raise Overloaded(f"all {self.max_resident} places (max_resident) are taken")
         params: SamplingParams = request.params
-        payloads = inputs.get("prompt", [])
-        if len(payloads) != 1:
-            raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
-        asked = read_prompt(payloads[0], "vllm", HONOURED)
-        ids, text = render(
-            asked,
+        asked, prompt = read_inputs(
+            inputs,
+            "vllm",
+            HONOURED,
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
         )
-        prompt = VllmPrompt(ids, text, media_of(asked, inputs), asked.mm_processor_kwargs)
         wants_answer = bool(request.outputs - {"rendered"})
         parser = self._parsers.parser_for(asked) if wants_answer else None
         running = _Running(
@@ -195,7 +190,9 @@ class VllmText(StepEngine):
             wants_rendered="rendered" in request.outputs,
             wants_answer=wants_answer,
         )
-        self._check_lengths(params, len(ids), has_answer=wants_answer or params.prompt_logprobs is not None)
+        self._check_lengths(
+            params, len(prompt.token_ids), has_answer=wants_answer or params.prompt_logprobs is not None
+        )
         if not wants_answer and params.prompt_logprobs is None:
             self._render_alone(running)
         else:

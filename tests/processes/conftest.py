@@ -162,7 +162,9 @@ def up(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Up]]:
 
     def start(toml: str, *arguments: str, file: str = "demo", within: tuple[str, ...] = ()) -> Up:
         config = tmp_path / f"{file}.toml"
-        config.write_text(toml)
+        draft = tmp_path / f"{file}.draft"
+        draft.write_text(toml)
+        draft.replace(config)  # those that were started just before may be reading it: never a half file
         started.append(Up(config, environ, arguments, within))
         return started[-1]
 

@@ -105,7 +105,8 @@ def test_eight_of_one_name_leave_one(up) -> None:
     (winner,) = [one for one in together if one not in losers]
     winner.wait_for("ready")
 
-    assert [loser.end() for loser in losers] == [2] * 7
+    refused = "omni-bus up: a deployment named 'demo' is running"
+    assert [(loser.end(), loser.errors[: len(refused)]) for loser in losers] == [(2, refused)] * 7
     assert winner.stop() == 0
 
 

@@ -151,7 +151,7 @@ def parse(
     refuse_unknown(body, KNOWN)
     fields, shared = read_fields(ChatFields, body), read_fields(Shared, body)
     template = read_template(body, trusts_templates=trusts_templates)
-    pipeline = find_model(shared.model, models, can_chat, "makes text or audio")
+    pipeline = find_model(shared.model, models, can_chat, "answers messages")
     modalities = _modalities(fields.modalities, pipeline)
     tools = read_tools(body)
     options = read_stream_options(shared)

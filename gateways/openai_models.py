@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 MESSAGES = "messages"
-"""The input port of every pipeline that is served here: the prompt, in any of its forms."""
+"""The input port of pipelines that chat, complete or embed: the prompt, in any of its forms."""
 
 MEDIA = {"images": "image", "audio": "audio", "video": "video"}
 """Input ports of what messages bring besides text, and the payload kind of each."""
@@ -32,39 +32,82 @@ OUTPUTS = {
     "rendered": "json",
     "embedding": "tensor",
 }
-"""Output ports that some route can express, and the payload kind of each."""
+"""Output ports that answers to messages can express, and the payload kind of each."""
+
+TEXT = "text"
+"""The input port of pipelines that speak: what is to be said, in pieces that concatenate."""
+
+REFERENCE = "reference"
+"""The input port, of pipelines that speak, for a voice that is to be spoken with: sound, one payload."""
+
+SOUND = "audio"
+"""The input port of pipelines that transcribe, and the output port of those that speak or make sound."""
+
+SEGMENTS = "segments"
+"""The output port, of pipelines that transcribe, for what was said when."""
+
+PROMPT = "prompt"
+"""The input port of pipelines that make sound or music: its description."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:
-    """Whether a pipeline takes messages and gives text, sound or an embedding, under those names."""
+    """Whether some route can express the pipeline."""
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound)
+    return any(can(pipeline) for can in does)
+
+
+def _takes_messages(pipeline: Pipeline) -> bool:
     inputs = {port: kind for port, kind in pipeline.inputs.items() if port != MESSAGES}
-    outputs = pipeline.outputs
     return (
         pipeline.inputs.get(MESSAGES) == "json"
         and all(MEDIA.get(port) == kind for port, kind in inputs.items())
-        and all(OUTPUTS.get(port) == kind for port, kind in outputs.items())
-        and (can_chat(pipeline) or can_embed(pipeline))
+        and all(OUTPUTS.get(port) == kind for port, kind in pipeline.outputs.items())
     )
 
 
 def can_chat(pipeline: Pipeline) -> bool:
-    """Whether it answers in text, sound or both."""
-    return any(port in pipeline.outputs for port in MODALITIES)
+    """Whether it answers messages in text, sound or both."""
+    return _takes_messages(pipeline) and any(port in pipeline.outputs for port in MODALITIES)
 
 
 def can_write(pipeline: Pipeline) -> bool:
-    """Whether it answers in text."""
-    return "text" in pipeline.outputs
+    """Whether it answers messages in text."""
+    return can_chat(pipeline) and "text" in pipeline.outputs
 
 
 def can_render(pipeline: Pipeline) -> bool:
     """Whether it says which tokens a prompt comes to."""
-    return "rendered" in pipeline.outputs
+    return _takes_messages(pipeline) and "rendered" in pipeline.outputs
 
 
 def can_embed(pipeline: Pipeline) -> bool:
     """Whether it turns text into a vector."""
-    return "embedding" in pipeline.outputs
+    return _takes_messages(pipeline) and "embedding" in pipeline.outputs
+
+
+def can_speak(pipeline: Pipeline) -> bool:
+    """Whether it reads a text aloud."""
+    allowed = {TEXT: "text", REFERENCE: "audio"}
+    return (
+        TEXT in pipeline.inputs
+        and all(allowed.get(port) == kind for port, kind in pipeline.inputs.items())
+        and pipeline.outputs == {SOUND: "audio"}
+    )
+
+
+def can_transcribe(pipeline: Pipeline) -> bool:
+    """Whether it writes down what is said."""
+    allowed = {"text": "text", SEGMENTS: "json"}
+    return (
+        pipeline.inputs == {SOUND: "audio"}
+        and "text" in pipeline.outputs
+        and all(allowed.get(port) == kind for port, kind in pipeline.outputs.items())
+    )
+
+
+def can_make_sound(pipeline: Pipeline) -> bool:
+    """Whether it makes the sound or music that a text describes."""
+    return pipeline.inputs == {PROMPT: "text"} and pipeline.outputs == {SOUND: "audio"}
 
 
 def models_of(pipelines: Iterable[Pipeline]) -> dict[str, Pipeline]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from adapters.own_thread import OwnThread
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
-from adapters.speech_segments import FRAME, SegmentOptions, Segmenter
+from adapters.speech_segments import FRAME, Segmenter, SegmentOptions
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import StartFailed
 from omni_bus.wire.frames import Finish

@@ -240,8 +240,9 @@ def document_of(segment: Any, number: int, chunk: Chunk) -> dict[str, Any]:
     found = {
         "id": number,
         "seek": round(offset * 100) + segment.seek,
-        "start": round(offset + segment.start, 3),
-        "end": round(offset + segment.end, 3),
+        # NumPy's numbers where words were timed.
+        "start": round(offset + float(segment.start), 3),
+        "end": round(offset + float(segment.end), 3),
         "text": segment.text,
         "tokens": list(segment.tokens),
         "temperature": segment.temperature,

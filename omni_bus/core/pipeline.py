@@ -54,8 +54,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         slots of two stages in opposite order would wait for each other for ever, each held back by the other's full
         window; so each stage needs a slot for every request in flight (`max_in_flight` at most `max_resident`). Along a
         path this can't happen, since whoever holds a slot holds one, or has finished, in all stages before; nor between
-        paths, unless they pass two stages in opposite order. Where the client feeds a stage and one behind it, a request
-        may get a slot in the second before the first.
+        paths, unless they pass two stages in opposite order. Where the client feeds a stage and one behind it, a
+        request may get a slot in the second before the first.
         """
         pairs = {(e.source, e.target) for e in self.edges if e.target != OUT}
         sources = [source for source, _ in pairs]

@@ -217,8 +217,8 @@ SAMPLES: dict[str, Sample] = {
         is_model=True,
     ),
     "pocketsphinx": Sample(
-        _spoken("bottles"),
         _spoken("bicycle"),
+        _spoken("bottles"),
         _NOT_SOUND,
         {"language": "de"},
         streamed_port="audio",

@@ -1,8 +1,8 @@
 """Speech to text with PocketSphinx (BSD; its English models are inside the package), word by word while sound comes.
 
-Facts about pocketsphinx 5.1.1, measured: two to four times as fast as speech on one core; it wants clean speech of the
-full band, and writes lower case without punctuation. Words that have settled are put out while the speaker goes on. What
-it would still change, it keeps: a word is settled when it ended a second ago and three looks found it the same.
+Facts about pocketsphinx 5.1.1, measured: two to ten times as fast as speech on one core; it wants clean speech of the
+full band, and writes lower case without punctuation. Words that have settled are put out while the speaker goes on. A
+word is settled when it ended a second ago and three looks found it the same; what is younger may still change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether the speaker is done or only pauses, with smart-turn v3.2 (BSD-2), whose model the package pipecat-ai carries.
 
-Facts, measured: it looks at the last 8 seconds, up to the moment of asking, and takes 0.05 s on one core. Speech cut off
-by a synthesiser ends like a sentence, so judge it by real speech: an unfinished one ends high.
+Facts, measured: it looks at the last 8 seconds, up to the moment of asking, and takes 0.05 s on one core. Judge it by
+real speech: where a synthesiser is cut off, its voice often falls as at the end of a sentence.
 """
 
 from __future__ import annotations

@@ -86,7 +86,11 @@ class TransformersWhisper(StreamingEngine):
         """Return what is missing: a package, or the weights."""
         problems = [
             f"adapter: transformers-whisper needs {package} ({install})"
-            for package, install in (("torch", INSTALL_ENGINE), ("transformers", INSTALL_ENGINE), ("soxr", INSTALL_SOXR))
+            for package, install in (
+                ("torch", INSTALL_ENGINE),
+                ("transformers", INSTALL_ENGINE),
+                ("soxr", INSTALL_SOXR),
+            )
             if importlib.util.find_spec(package) is None
         ]
         if options.model == NAME:

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,11 @@ from recordings import BICYCLE, BOTTLES, pcm_of, silence, sound  # type: ignore[
 from adapters.pocketsphinx import SettledWords, Word
 from omni_bus.engine import EngineRequest
 from omni_bus.testing import ListedInputs, Stream, make_engine, run_streaming
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from omni_bus.wire.payloads import Payload
 
 model = pytest.mark.model
 
@@ -51,7 +56,7 @@ class TestSileroVad:
         engine = make_engine(SileroVad)
         is_told = asyncio.Event()
 
-        async def speak() -> Any:
+        async def speak() -> AsyncIterator[Payload]:
             for piece in sound(pcm_of("bicycle"), silence(1)):
                 yield piece
             await is_told.wait()

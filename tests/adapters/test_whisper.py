@@ -24,7 +24,7 @@ from omni_bus.testing import ListedInputs, Stream, make_engine, run_streaming
 from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from omni_bus.testing import Collected
     from omni_bus.wire.payloads import Payload
@@ -62,7 +62,7 @@ async def test_text_comes_while_sound_still_does(engine: Whisper) -> None:
     voice.close()
     is_told = asyncio.Event()
 
-    async def speak() -> Any:
+    async def speak() -> AsyncIterator[Payload]:
         for piece in read.port("audio"):
             yield piece
         await is_told.wait()

@@ -103,7 +103,7 @@ def main() -> None:
     )
     rate = total["errors"] / total["words"]
     print("\nratios")
-    measured.ratio("words heard wrong / words said", rate, f"aim: at most {AIM:g}", key="word_error_rate")
+    measured.ratio("words heard right / words said", 1 - rate, f"aim: at least {1 - AIM:g}", key="words_right")
     measured.ratio("sound that comes in / time to write it down", total["sound_s"] / total["transcribe_s"])
     measured.write_json(args.json, {"sentences": rows})
     sys.exit(rate > AIM)

@@ -8,6 +8,7 @@ ADAPTERS: dict[str, str] = {
     "vllm": "adapters.vllm_text:VllmText",
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",
+    "diffusers-audio": "adapters.diffusers_audio:DiffusersAudio",
     "hibari": "adapters.hibari:HibariVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

@@ -19,6 +19,7 @@ from gateways import (
     openai_embeddings,
     openai_files,
     openai_models,
+    openai_sound,
     openai_tokenize,
     openapi,
 )
@@ -50,7 +51,7 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, and files."""
 
     Options = OpenAIOptions
 
@@ -79,6 +80,7 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -110,6 +112,7 @@ class OpenAIGateway(HttpGateway):
             ("/tokenize", self._tokens.tokenize),
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
+            ("/v1/audio/generate", self._sound.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
@@ -185,6 +188,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.tokenize_schema(pipelines),
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
+            openai_sound.schema(),
         )
     }
 
@@ -250,5 +254,6 @@ def operations() -> list[Operation]:
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        openai_sound.OPERATION,
         *openai_files.OPERATIONS,
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 
 from actors.testing import running
 from adapters import ADAPTERS
@@ -49,6 +52,8 @@ class Sample(msgspec.Struct, frozen=True):
     """A parameter that is known and whose value is not allowed; the error must name it."""
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    tiny: str = ""
+    """A model that `tiny` makes, with random weights; its folder is the option `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -100,6 +105,12 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 """
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
+
+_DIFFUSERS_WARN = (
+    "ignore:.*weight_norm.* is deprecated:FutureWarning",
+    "ignore:Should have t[ab]:UserWarning:torchsde",
+)
+"""diffusers' VAE, and torchsde at steps that end where its interval does."""
 
 _VLLM_WARNS = (
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
@@ -180,6 +191,18 @@ SAMPLES: dict[str, Sample] = {
         params={"max_tokens": 5},
         far=FAR,
         packages=("openai",),
+    ),
+    "diffusers-audio": Sample(
+        _prompt("a dog barks"),
+        _prompt("rain on a roof"),
+        _prompt(" "),
+        {"audio_length": 0.0},
+        params={"seed": 1},
+        options={"call": {"num_inference_steps": 3}, "max_num_seqs": 2},
+        tiny="stable_audio",
+        packages=("diffusers", "torch", "transformers", "torchsde"),
+        is_model=True,
+        ignored_warnings=_DIFFUSERS_WARN,
     ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),
@@ -286,8 +309,13 @@ def sample(name: str) -> Sample:
 
 
 @pytest.fixture(scope="module")
-def options(name: str) -> Iterator[dict[str, Any]]:
+def options(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     sample = SAMPLES[name]
+    if sample.tiny:
+        import tiny  # type: ignore[import-not-found] (put on the path above)
+
+        yield sample.options | {"model": getattr(tiny, sample.tiny)(tmp_path_factory.mktemp(sample.tiny))}
+        return
     if not sample.far:
         yield sample.options
         return

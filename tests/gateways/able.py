@@ -36,6 +36,12 @@ edges = ["in.messages -> mute.prompt", "mute.text -> out.text"]
 [pipelines.vectors]
 serve_as = "vectors"
 edges = ["in.messages -> llm.prompt", "llm.embedding -> out.embedding"]
+[stages.rain]
+adapter = "synthetic-speech"
+samples_per_character = 100
+[pipelines.sound]
+serve_as = "sound"
+edges = ["in.prompt -> rain.text", "rain.audio -> out.audio"]
 [gateways.openai]
 """
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

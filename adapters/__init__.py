@@ -3,8 +3,10 @@
 ADAPTERS: dict[str, str] = {
     "llamacpp": "adapters.llamacpp:LlamaCpp",
     "transformers": "adapters.transformers_text:TransformersText",
+    "transformers-codec": "adapters.transformers_codec:TransformersCodec",
     "transformers-embedding": "adapters.transformers_embedding:TransformersEmbedding",
     "transformers-image-text": "adapters.transformers_image_text:TransformersImageText",
+    "transformers-speech": "adapters.transformers_speech:TransformersSpeech",
     "vllm": "adapters.vllm_text:VllmText",
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",

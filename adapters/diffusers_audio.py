@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.diffusers_engine import DenoisingParams, DiffusersEngine, DiffusersOptions
+from adapters.sound import pcm16
 from omni_bus.errors import BadInput, StageFailed
 from omni_bus.wire.payloads import Audio, Blob, Payload
 
@@ -90,13 +91,10 @@ class DiffusersAudio(DiffusersEngine):
         sound = torch.as_tensor(output.audios)[0].float().cpu().numpy()  # (channels, samples) or (samples,)
         if not np.isfinite(sound).all():
             raise StageFailed("the model computed samples that aren't finite")
-        frames = np.atleast_2d(sound).T
-        pcm = (np.clip(frames, -1.0, 1.0) * 32767.0).round().astype("<i2")
-        channels = pcm.shape[1]
-        view = memoryview(pcm.tobytes())
-        size = 2 * channels * self._rate_hz
+        whole = pcm16(np.atleast_2d(sound).T, self._rate_hz)
+        view, size = whole.data.view, 2 * whole.channels * self._rate_hz
         return [
-            ("audio", Audio(self._rate_hz, channels, "s16", Blob(view[at : at + size])))
+            ("audio", Audio(self._rate_hz, whole.channels, "s16", Blob(view[at : at + size])))
             for at in range(0, len(view), size)
         ]
 

@@ -84,3 +84,151 @@ def stable_audio(folder: Path) -> str:
             enliven(part, gain=0.7, head_gain=0.7)
     pipeline.save_pretrained(folder)
     return str(folder)
+
+
+def _mimi(codebook_size: int, num_codebooks: int) -> Any:
+    """Return the configuration of a Mimi codec: 8 kHz, 12.5 frames a second, and a transformer that looks back 12."""
+    return transformers.MimiConfig(
+        sampling_rate=8000,
+        hidden_size=32,
+        num_filters=4,
+        upsampling_ratios=[8, 5, 4, 2],
+        codebook_size=codebook_size,
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        num_quantizers=num_codebooks,
+        upsample_groups=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        sliding_window=24,
+        layer_scale_initial_scale=0.5,
+    )
+
+
+@torch.no_grad()
+def _fill_codebooks(model: Any) -> None:
+    """Mimi's vectors are quotients of two buffers; without training all of them are zero."""
+    generator = torch.Generator().manual_seed(1)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("embed_sum"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+
+
+CSM_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{% for c in m['content'] %}"
+    "{% if c['type'] == 'text' %}{{ c['text'] }}<|end|>{% else %}<|AUDIO|><|audio_eos|>{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def csm(folder: Path) -> str:
+    """Save a CSM with its Mimi: four codebooks of 32 codes."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(("<pad>", "<|end|>", "<|AUDIO|>", "<|audio_eos|>"), "<|end|>")
+    config = transformers.CsmConfig(
+        num_codebooks=4,
+        vocab_size=32,
+        codebook_pad_token_id=31,
+        codebook_eos_token_id=0,
+        text_vocab_size=len(tokenizer),
+        audio_token_id=2,
+        audio_eos_token_id=3,
+        pad_token_id=0,
+        bos_token_id=None,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        depth_decoder_config={
+            "num_codebooks": 4,
+            "backbone_hidden_size": 32,
+            "vocab_size": 32,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 5,
+        },
+        codec_config=_mimi(32, 4).to_dict(),
+    )
+    model = transformers.CsmForConditionalGeneration(config)
+    enliven(model)
+    _fill_codebooks(model)
+    model.generation_config.max_new_tokens = 24
+    model.save_pretrained(folder)
+    transformers.CsmProcessor(
+        transformers.EncodecFeatureExtractor(sampling_rate=8000), tokenizer, chat_template=CSM_TEMPLATE
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def dac(folder: Path) -> str:
+    """Save a Dac codec: four codebooks of 24 codes, 8 kHz, 250 frames a second."""
+    torch.manual_seed(0)
+    config = transformers.DacConfig(
+        sampling_rate=8000,
+        encoder_hidden_size=4,
+        downsampling_ratios=[2, 4, 4],
+        upsampling_ratios=[4, 4, 2],
+        decoder_hidden_size=32,
+        hidden_size=16,
+        codebook_size=32,
+        codebook_dim=4,
+        n_codebooks=4,
+    )
+    enliven(transformers.DacModel(config), gain=0.7).save_pretrained(folder)
+    return str(folder)
+
+
+def dia(folder: Path) -> str:
+    """Save a Dia with its Dac in a folder beside it."""
+    codec = dac(folder / "codec")
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    delays = [0, 2, 3, 4]
+    config = transformers.DiaConfig(
+        encoder_config={
+            "max_position_embeddings": 128,
+            "num_hidden_layers": 1,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            **heads,
+        },
+        decoder_config={
+            "max_position_embeddings": 256,
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "vocab_size": 36,
+            "num_channels": 4,
+            "cross_num_attention_heads": 2,
+            "cross_num_key_value_heads": 2,
+            "cross_head_dim": 16,
+            "cross_hidden_size": 32,
+            "eos_token_id": 32,
+            "pad_token_id": 33,
+            "bos_token_id": 34,
+            **heads,
+        },
+        delay_pattern=delays,
+    )
+    model = enliven(transformers.DiaForConditionalGeneration(config))
+    generation = model.generation_config
+    generation.do_sample, generation.guidance_scale, generation.temperature = True, 3.0, 1.5
+    generation.top_k, generation.max_new_tokens = 20, 40
+    generation.bos_token_id, generation.eos_token_id, generation.pad_token_id = 34, 32, 33
+    generation.decoder_start_token_id = 34
+    model.save_pretrained(folder)
+    processor = transformers.DiaProcessor(
+        transformers.DacFeatureExtractor(sampling_rate=8000, hop_length=32),
+        transformers.DiaTokenizer(max_length=128),
+        transformers.AutoModel.from_pretrained(codec),
+    )
+    processor.save_pretrained(folder)
+    return str(folder)

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import sys
 import threading
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Blob, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Blob, Codes, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -85,6 +86,12 @@ def _look(question: str) -> Ports:
 
 def _words(*words: str) -> Ports:
     return {"text": [Text(word) for word in words]}
+
+
+def _codes(*seeds: int) -> Codes:
+    """Return a frame of four codes for each number."""
+    data = array("i", [(seed * (k + 3)) % 32 for seed in seeds for k in range(4)])
+    return Codes(len(seeds), 4, 12.5, Blob(memoryview(data).cast("B")))
 
 
 def _prompt(text: str) -> Ports:
@@ -158,6 +165,26 @@ SAMPLES: dict[str, Sample] = {
         params=_GREEDY | {"ignore_eos": True},
         options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
         packages=("torch", "transformers", "llguidance", "PIL"),
+        is_model=True,
+    ),
+    "transformers-codec": Sample(
+        {"codes": [_codes(1, 2, 3), _codes(4), _codes(5, 6, 7, 8)]},
+        {"codes": [_codes(8, 7), _codes(6, 5, 4, 3)]},
+        {"codes": [_codes(1), Json({})]},
+        {"piece_s": 1.0},
+        tiny="csm",
+        streamed_port="codes",
+        packages=("torch", "transformers"),
+        is_model=True,
+    ),
+    "transformers-speech": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        _words(" "),
+        {"temperature": -1.0},
+        params={"seed": 1, "temperature": 1.0, "max_new_tokens": 6},
+        tiny="csm",
+        packages=("torch", "transformers", "soxr"),
         is_model=True,
     ),
     "vllm": Sample(

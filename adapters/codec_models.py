@@ -1,7 +1,7 @@
 """Decoders of transformers' audio codecs, as two parts: codes to latents with a memory, latents to sound without one.
 
-The second part is made of convolutions, so a piece of sound depends on a few latents around it only; `field_of` finds how
-many. With these beside it, a piece comes out as it does when everything is decoded at once.
+The second part is made of convolutions, so a piece of sound depends on a few latents around it only; `field_of` finds
+how many. With these beside it, a piece comes out as it does when everything is decoded at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is particular to each of transformers' speech models: its prompt, and which codec frames its tokens are.
 
-All of them write frames of codec codes, one code of every codebook a frame, by `generate`. A model's class here says what
-`generate` is called with, and a `Frames` turns the tokens that it hands to a streamer into frames.
+All of them write frames of codec codes, one code of every codebook a frame, by `generate`. A model's class here says
+what `generate` is called with, and a `Frames` turns the tokens that it hands to a streamer into frames.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SpeechModel(ABC):
 
     @property
     def num_late_steps(self) -> int:
-        """Steps that a sound takes beyond `max_new_tokens`."""
+        """Steps that a sound takes beyond one for each frame."""
         return 0
 
     @abstractmethod
@@ -193,13 +193,13 @@ class Dia(SpeechModel):
 
     @property
     def max_tokens(self) -> int:
-        """Steps of the decoder, but for those that only wait for the last codebook."""
-        return int(self.model.config.decoder_config.max_position_embeddings) - self.num_late_steps
+        """Steps of the decoder."""
+        return int(self.model.config.decoder_config.max_position_embeddings)
 
     @property
     def num_late_steps(self) -> int:
-        """Steps that wait for the last codebook of the last frame."""
-        return max(self.model.config.delay_pattern)
+        """Steps that wait for the last codebook of the last frame, and the end token."""
+        return max(self.model.config.delay_pattern) + 1
 
     def prompt(self, text: str, voice: str | None, reference: Waveform | None, reference_text: str) -> dict[str, Any]:
         """Return the text after what the reference says; speakers stand in the text, as ``[S1]`` and ``[S2]``."""
@@ -220,11 +220,11 @@ class Dia(SpeechModel):
             "pad_token_id": config.decoder_config.pad_token_id,
             "sampling_rate": self.rate_hz,
         }
-        return dict(self.processor(text=[said], audio=reference, padding=False, audio_kwargs=audio))
+        return dict(self.processor(text=[said], audio=reference, text_kwargs={"padding": False}, audio_kwargs=audio))
 
     def num_prompt_tokens(self, prompt: Mapping[str, Any]) -> int:
         """Return the reference's length in the decoder."""
-        return int(prompt["decoder_attention_mask"].shape[1]) - self.num_late_steps
+        return int(prompt["decoder_attention_mask"].shape[1]) - max(self.model.config.delay_pattern)
 
     def frames(self) -> Frames:
         """Return a reader of one request's tokens."""

@@ -60,7 +60,7 @@ class SpeechParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     """The same seed and request give the same codes, alone or beside others; None draws a fresh seed."""
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Steps of the model, about as many as frames; None leaves it to the model."""
+    """Frames of the sound at most; None leaves it to the model."""
 
 
 class _Speech:
@@ -166,17 +166,17 @@ class TransformersSpeech(StepEngine):
         self._live[request.id] = speech
 
     def _max_steps(self, wanted: int | None, num_prompt_tokens: int) -> int:
-        """Return how many tokens a request may have; by default what the model's own settings say."""
-        left = self._speech.max_tokens - num_prompt_tokens
-        if left < 1:
+        """Return how many steps a request may take; by default what the model's own settings say."""
+        left, late = self._speech.max_tokens - num_prompt_tokens, self._speech.num_late_steps
+        if left <= late:
             raise BadInput("text: it leaves no room for speech in the model's context", field="text")
-        if wanted is not None and wanted > left:
+        if wanted is not None and wanted > left - late:
             raise BadInput(
-                f"max_new_tokens: {wanted} came (allowed: at most {left} with this text)", field="max_new_tokens"
+                f"max_new_tokens: {wanted} came (allowed: at most {left - late} with this text)", field="max_new_tokens"
             )
         own = self._speech.model.generation_config
         by_length = own.max_length - num_prompt_tokens if (own.max_length or 0) > num_prompt_tokens else left
-        return min(left, wanted or own.max_new_tokens or by_length)
+        return min(left, wanted + late if wanted is not None else own.max_new_tokens or by_length)
 
     def _reference_of(self, payloads: list[Payload], params: SpeechParams) -> Any:
         if not payloads:
@@ -239,7 +239,7 @@ class TransformersSpeech(StepEngine):
             self.abort(id_)
             usage = Usage(prompt_tokens=speech.num_prompt_tokens, completion_tokens=speech.num_steps)
             seconds = speech.num_frames / self._speech.frame_rate_hz
-            is_cut = speech.num_steps >= speech.max_steps + self._speech.num_late_steps
+            is_cut = speech.num_steps >= speech.max_steps
             return [Finished(id_, Finish("length" if is_cut else "stop", usage, {"seconds": seconds}))]
         speech.num_steps += 1
         if not frames or "codes" not in speech.request.outputs:
@@ -279,7 +279,7 @@ class _Streamer:
 
 
 class _RandomState:
-    """One request's random numbers: within the context, torch's generators go on where the request's last step left them.
+    """One request's random numbers: in the context, torch's generators go on where the request's last step left them.
 
     Models draw from the generators of the process, which `torch.manual_seed` sets; so does this.
     """

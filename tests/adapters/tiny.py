@@ -87,12 +87,10 @@ def stable_audio(folder: Path) -> str:
 
 
 def _mimi(codebook_size: int, num_codebooks: int) -> Any:
-    """Return the configuration of a Mimi codec: 8 kHz, 12.5 frames a second, and a transformer that looks back 12."""
+    """Return the configuration of a Mimi codec: few filters, and a transformer that looks back 12 frames."""
     return transformers.MimiConfig(
-        sampling_rate=8000,
         hidden_size=32,
         num_filters=4,
-        upsampling_ratios=[8, 5, 4, 2],
         codebook_size=codebook_size,
         codebook_dim=16,
         vector_quantization_hidden_dimension=16,
@@ -163,7 +161,7 @@ def csm(folder: Path) -> str:
     model.generation_config.max_new_tokens = 24
     model.save_pretrained(folder)
     transformers.CsmProcessor(
-        transformers.EncodecFeatureExtractor(sampling_rate=8000), tokenizer, chat_template=CSM_TEMPLATE
+        transformers.EncodecFeatureExtractor(), tokenizer, chat_template=CSM_TEMPLATE
     ).save_pretrained(folder)
     return str(folder)
 

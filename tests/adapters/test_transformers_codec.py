@@ -18,11 +18,13 @@ import tiny  # type: ignore[import-not-found] (put on the path above)
 from adapters.codec_models import CodecStream, field_of
 from adapters.transformers_codec import TransformersCodec
 from omni_bus.errors import BadInput, StageFailed, StartFailed
-from omni_bus.testing import make_engine, run_streaming
+from omni_bus.testing import make_engine, run_streaming, start_streaming
 from omni_bus.wire.payloads import Blob, Codes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from omni_bus.wire.payloads import Payload
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
@@ -97,12 +99,10 @@ def test_field_is_as_wide_as_it_must_be(codec: Codec) -> None:
 async def test_sound_begins_before_the_codes_end(codec: Codec) -> None:
     taken: list[int] = []
 
-    async def coming() -> Any:
+    async def coming() -> AsyncIterator[Payload]:
         for i, piece in enumerate(drawn(120).split(1, dim=2)):
             taken.append(i)
             yield payload(piece)
-
-    from omni_bus.testing import start_streaming
 
     async with start_streaming(codec.engine, {"codes": coming()}) as stream:
         assert await stream.pull() is not None

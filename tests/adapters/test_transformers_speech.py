@@ -35,7 +35,7 @@ TEXTS = ("Hello there.", "[S1] A longer sentence, with more in it.", "Drei.")
 
 
 def says(words: str, reference: Audio | None = None) -> dict[str, list[Payload]]:
-    return {"text": [Text(words)]} | ({"reference": [reference]} if reference is not None else {})
+    return {"text": [Text(words)], "reference": [] if reference is None else [reference]}
 
 
 def voice(rate_hz: int, seconds: float = 0.4, channels: int = 1) -> Audio:
@@ -168,12 +168,12 @@ async def test_reference_of_another_rate_and_two_channels_is_heard(pair: Pair) -
 
 def test_eight_at_once_say_what_each_says_alone(pair: Pair) -> None:
     asked = [(TEXTS[i % 3], {"seed": i, "temperature": 1.0}) for i in range(8)]
-    alone = [pair.codes(says(text), params).outputs for text, params in asked]
+    alone = [pair.codes(says(text), params).port("codes") for text, params in asked]
     driver = StepDriver(pair.speech)
     together = driver.run(*[driver.add(says(text), params) for text, params in asked])
 
-    assert [said.outputs for said in together] == alone
-    assert len({b"".join(bytes(codes.data.view) for _, codes in outputs) for outputs in alone}) == 8
+    assert [said.port("codes") for said in together] == alone
+    assert len({b"".join(bytes(frame.data.view) for frame in frames) for frames in alone}) == 8
 
 
 def test_a_seed_repeats_and_none_does_not(pair: Pair) -> None:

@@ -169,17 +169,18 @@ def csm(folder: Path) -> str:
 def dac(folder: Path) -> str:
     """Save a Dac codec: four codebooks of 24 codes, 8 kHz, 250 frames a second."""
     torch.manual_seed(0)
-    config = transformers.DacConfig(
-        sampling_rate=8000,
-        encoder_hidden_size=4,
-        downsampling_ratios=[2, 4, 4],
-        upsampling_ratios=[4, 4, 2],
-        decoder_hidden_size=32,
-        hidden_size=16,
-        codebook_size=32,
-        codebook_dim=4,
-        n_codebooks=4,
-    )
+    sizes: dict[str, Any] = {
+        "sampling_rate": 8000,
+        "encoder_hidden_size": 4,
+        "downsampling_ratios": [2, 4, 4],
+        "upsampling_ratios": [4, 4, 2],
+        "decoder_hidden_size": 32,
+        "hidden_size": 16,
+        "codebook_size": 32,
+        "codebook_dim": 4,
+        "n_codebooks": 4,
+    }
+    config = transformers.DacConfig(**sizes)
     enliven(transformers.DacModel(config), gain=0.7).save_pretrained(folder)
     return str(folder)
 

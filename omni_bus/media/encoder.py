@@ -251,6 +251,7 @@ class _AvWriter:
         self._context.layout = LAYOUTS[channels]
         self._context.format = codec.sample_format
         self._context.open()
+        self._container.start_encoding()  # else a sound without samples would have no head
         self._cutter = av.AudioResampler(
             format=self._context.format,
             layout=self._context.layout,

@@ -55,7 +55,7 @@ def encoded(audio: Audio, fmt, sizes: tuple[int, ...] = (NUM_FRAMES,), **options
 
 def decoded(file: bytes):
     """Return the rate and the samples, (frames, channels), as players have them: without what heads say is no sound."""
-    with av.open(io.BytesIO(file)) as container:
+    with av.open(io.BytesIO(file), "r") as container:
         stream = container.streams.audio[0]
         frames = [frame.to_ndarray() for frame in container.decode(stream)]
         planar = av.AudioFormat(stream.codec_context.format.name).is_planar

@@ -100,7 +100,7 @@ class Mimi(CodecModel):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        decoder = getattr(model, "decoder", None)
+        decoder: Any = getattr(model, "decoder", None)
         if getattr(decoder, "decoder_seanet", None) is None or decoder.upsample is None:
             raise ValueError("its parts are not those that transformers 5.24 gives it")
         self.latents_per_frame = int(decoder.upsample.conv.stride[0])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from aiohttp import web
 
 import omni_bus
@@ -20,6 +21,9 @@ from gateways import (
     openai_files,
     openai_models,
     openai_sound,
+    openai_speech,
+    openai_speech_batch,
+    openai_speech_body,
     openai_tokenize,
     openapi,
 )
@@ -48,6 +52,9 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     trust_request_chat_template: bool = False
     """Requests may bring a chat template of their own: a program that the stage runs."""
+
+    max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
+    """A longer text is not read aloud."""
 
 
 class OpenAIGateway(HttpGateway):
@@ -81,6 +88,10 @@ class OpenAIGateway(HttpGateway):
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
+        self._speech = openai_speech.SpeechRoute(
+            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
+        )
+        self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -113,6 +124,8 @@ class OpenAIGateway(HttpGateway):
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
             ("/v1/audio/generate", self._sound.handle),
+            ("/v1/audio/speech", self._speech.handle),
+            ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
@@ -189,6 +202,8 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
             openai_sound.schema(),
+            openai_speech_body.schema(),
+            openai_speech_batch.schema(),
         )
     }
 
@@ -255,5 +270,7 @@ def operations() -> list[Operation]:
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
         openai_sound.OPERATION,
+        openai_speech.OPERATION,
+        openai_speech_batch.OPERATION,
         *openai_files.OPERATIONS,
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from aiohttp import web
@@ -21,8 +21,9 @@ from gateways.problems import Problem
 from omni_bus.client import Item
 from omni_bus.core.pipeline import IN
 from omni_bus.errors import BadFrame, BadInput
-from omni_bus.media.encode import join
-from omni_bus.wire.payloads import Audio, Text, size_of
+from omni_bus.media.encoder import MEDIA_TYPES, StreamEncoder
+from omni_bus.media.sound import slices
+from omni_bus.wire.payloads import Audio, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,14 +33,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.encode import EncodingPool
 
-MEDIA_TYPES = {
-    "wav": "audio/wav",
-    "pcm": "audio/pcm",
-    "flac": "audio/flac",
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-}
-"""What each format is sent as."""
+_Format: TypeAlias = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
 
 OPERATION = openapi.Operation(
     method="post",
@@ -50,7 +44,7 @@ OPERATION = openapi.Operation(
     answers={
         200: openapi.Answer(
             description="a file; its rate and channels are the model's",
-            content={media: {"type": "string", "format": "binary"} for media in MEDIA_TYPES.values()},
+            content={MEDIA_TYPES[fmt]: {"type": "string", "format": "binary"} for fmt in get_args(_Format)},
         )
     },
     errors=(404, 429, 504),
@@ -68,7 +62,6 @@ class Sound(msgspec.Struct, frozen=True, kw_only=True):
     guidance_scale: Annotated[float, Meta(ge=0, le=1000, description="a number from 0 to 1000")] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1, le=1000, description="an integer from 1 to 1000")] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="an integer of 64 bits")] | None = None
-    speed: Annotated[float, Meta(ge=0.25, le=4, description="a number from 0.25 to 4")] | None = None
 
 
 class SoundFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +69,8 @@ class SoundFields(msgspec.Struct, frozen=True, kw_only=True):
 
     input: Annotated[str, Meta(max_length=100_000, description="a string of 1 to 100000 characters, not blank")]
     model: String | None = None
-    response_format: Annotated[
-        Literal["wav", "pcm", "flac", "mp3", "opus"], Meta(description="wav, pcm, flac, mp3, opus")
-    ] = "wav"
+    response_format: Annotated[_Format, Meta(description=", ".join(get_args(_Format)))] = "wav"
+    speed: Annotated[float, Meta(ge=0.25, le=4, description="a number from 0.25 to 4")] = 1.0
     stream_format: Annotated[
         Literal["audio"], Meta(description="audio: a sound is made as a whole, so there is nothing to stream")
     ] = "audio"
@@ -119,36 +111,47 @@ class SoundRoute:
             params=dict.fromkeys(readers, params) if params else {},
             inputs={PROMPT: [Text(fields.input)]},
         )
+        encoder = StreamEncoder(fields.response_format, speed=fields.speed, is_whole=True, field="response_format")
         try:
-            sounds = await self._collect(call, terms_of(request))
+            file = await self._collect(call, terms_of(request), encoder)
         except BadInput as error:
             raise renamed(error, pipeline, {PROMPT: "input", "text": "input"}) from error
-        file = await self._pool.encode(_joined(sounds), fields.response_format)
         return web.Response(body=file, content_type=MEDIA_TYPES[fields.response_format])
 
-    async def _collect(self, call: Call, terms: Terms) -> list[Audio]:
-        """Return the sound's pieces.
+    async def _collect(self, call: Call, terms: Terms, encoder: StreamEncoder) -> bytes:
+        """Return the file.
 
         Raises:
+            BadInput: a format that can't hold the sound, or what the stage refuses.
             Problem: 400, it is more than an answer may be.
             OmniBusError: what the call ended with.
         """
-        sounds: list[Audio] = []
-        num_bytes, most = 0, self._options.max_answer_bytes
+        most = self._options.max_answer_bytes
+        made: list[bytes] = []
         async with aclosing(run_all(self._client, [call], terms)) as events:
             async for _, event in events:
-                if isinstance(event, Item) and isinstance(event.payload, Audio) and event.payload.num_frames:
-                    num_bytes += size_of(event.payload)
-                    if num_bytes > most:
+                if not isinstance(event, Item) or not isinstance(event.payload, Audio):
+                    continue
+                # In slices, as a slow speed makes much more of it.
+                for piece in slices(event.payload, event.payload.rate_hz) if event.payload.num_frames else ():
+                    made.append(await self._feed(encoder, piece))
+                    if encoder.num_bytes > most:
                         raise Problem(
                             400, f"input: its sound has more than {most} bytes (allowed: less)", param="input"
                         )
-                    sounds.append(event.payload)
-        return sounds
+        if not encoder.channels:
+            raise BadFrame("audio: nothing came (allowed: sound)")
+        return b"".join([*made, await self._pool.finish(encoder)])
+
+    async def _feed(self, encoder: StreamEncoder, piece: Audio) -> bytes:
+        try:
+            return await self._pool.feed(encoder, piece)
+        except ValueError as error:
+            raise BadFrame(f"audio: {error}") from error
 
 
 def _params(body: dict[str, Any]) -> dict[str, Any]:
-    """Return what goes to the stages; without a length the start means nothing, and a speed of 1 changes nothing.
+    """Return what goes to the stages; without a length the start means nothing.
 
     Raises:
         BadInput: a field has another type or value.
@@ -156,20 +159,9 @@ def _params(body: dict[str, Any]) -> dict[str, Any]:
     found = given(read_fields(Sound, body))
     if "audio_length" not in found:
         found.pop("audio_start", None)
-    if found.get("speed") == 1:
-        del found["speed"]
     if "seed" in found:
         found["seed"] %= MAX_SEED + 1
     return found
-
-
-def _joined(sounds: list[Audio]) -> Audio:
-    if not sounds:
-        raise BadFrame("audio: nothing came (allowed: sound)")
-    try:
-        return join(sounds)
-    except ValueError as error:
-        raise BadFrame(f"audio: {error}") from error
 
 
 def schema() -> dict[str, Any]:

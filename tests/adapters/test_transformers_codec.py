@@ -49,7 +49,8 @@ class Codec:
 def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mimi":
-        whole = transformers.CsmForConditionalGeneration.from_pretrained(tiny.csm(folder)).codec_model
+        csm: Any = transformers.CsmForConditionalGeneration.from_pretrained(tiny.csm(folder))
+        whole = csm.codec_model
     else:
         whole = transformers.DacModel.from_pretrained(tiny.dac(folder))
     codec = Codec(str(folder), whole)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from able import ABLE, post  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import Running, running
-from omni_bus.media.encode import wav_header
+from omni_bus.media.encoder import wav_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,7 +66,12 @@ async def test_file_is_a_wav_unless_asked_otherwise(able: Running) -> None:
 
 @pytest.mark.parametrize(
     ("fmt", "kind", "codec"),
-    [("flac", "audio/flac", "flac"), ("mp3", "audio/mpeg", "mp3float"), ("opus", "audio/ogg", "opus")],
+    [
+        ("flac", "audio/flac", "flac"),
+        ("mp3", "audio/mpeg", "mp3float"),
+        ("opus", "audio/ogg", "opus"),
+        ("aac", "audio/aac", "aac"),
+    ],
 )
 async def test_each_format_can_be_read(able: Running, fmt: str, kind: str, codec: str) -> None:
     found, file = await generate(able, response_format=fmt)
@@ -76,6 +81,12 @@ async def test_each_format_can_be_read(able: Running, fmt: str, kind: str, codec
         [stream] = container.streams
         assert stream.codec_context.name.startswith(codec.removesuffix("float"))
         assert sum(frame.samples for frame in container.decode(audio=0)) > 0
+
+
+async def test_speed_changes_the_length(able: Running) -> None:
+    sizes = [len((await generate(able, input="rain" * 50, response_format="pcm", speed=speed))[1]) for speed in (1, 2)]
+
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.01)
 
 
 async def test_harmless_fields_are_taken(able: Running) -> None:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 import tiny  # type: ignore[import-not-found] (put on the path above)
 from text_engine import client_of  # type: ignore[import-not-found] (put on the path above)
 
-from actors.testing import Running, running
+from actors.testing import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,9 +52,12 @@ def csm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-async def speaking(csm: str) -> AsyncIterator[Running]:
-    async with running(shipped("transformers_speech", "sesame/csm-1b", csm)) as deployment:
-        yield deployment
+async def client(csm: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        running(shipped("transformers_speech", "sesame/csm-1b", csm)) as deployment,
+        client_of(deployment.url) as client,
+    ):
+        yield client
 
 
 def whole(csm: str, text: str, seed: int) -> np.ndarray:
@@ -67,8 +70,7 @@ def whole(csm: str, text: str, seed: int) -> np.ndarray:
     return model.generate(**prompt, output_audio=True)[0].clamp(-1, 1).numpy()
 
 
-async def test_speech_is_the_models_own(speaking: Running, csm: str) -> None:
-    client = client_of(speaking.url)
+async def test_speech_is_the_models_own(client: openai.AsyncOpenAI, csm: str) -> None:
     answer = await client.audio.speech.create(
         model="csm", voice="0", input="Hello there.", response_format="wav", extra_body={"seed": 5}
     )
@@ -80,8 +82,7 @@ async def test_speech_is_the_models_own(speaking: Running, csm: str) -> None:
     assert samples.std() > 1000
 
 
-async def test_speech_streams_the_same_samples(speaking: Running) -> None:
-    client = client_of(speaking.url)
+async def test_speech_streams_the_same_samples(client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": "csm", "voice": "0", "input": "Hello there.", "response_format": "pcm"}
     answer = await client.audio.speech.create(**fields, extra_body={"seed": 5})
     async with client.audio.speech.with_streaming_response.create(
@@ -93,8 +94,7 @@ async def test_speech_streams_the_same_samples(speaking: Running) -> None:
     assert b"".join(pieces) == answer.content
 
 
-async def test_what_the_model_cannot_do_is_refused_by_name(speaking: Running) -> None:
-    client = client_of(speaking.url)
+async def test_what_the_model_cannot_do_is_refused_by_name(client: openai.AsyncOpenAI) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("voice", {"voice": "heart"}),
         ("input", {"input": "x" * 400}),
@@ -102,9 +102,10 @@ async def test_what_the_model_cannot_do_is_refused_by_name(speaking: Running) ->
         ("language", {"extra_body": {"language": "en"}}),
         ("instructions", {"instructions": "angry"}),
     ]
+    create: Any = client.audio.speech.create
     for param, fields in refused:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.audio.speech.create(**{"model": "csm", "voice": "0", "input": "Hello."} | fields)
+            await create(**{"model": "csm", "voice": "0", "input": "Hello."} | fields)
 
         assert caught.value.param == param, caught.value.message
 

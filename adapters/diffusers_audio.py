@@ -64,6 +64,8 @@ class DiffusersAudio(DiffusersEngine):
             # It always computes this much and cuts a window out.
             window = pipeline.transformer.config.sample_size * pipeline.vae.hop_length / self._rate_hz
             self._longest = min(self._longest, window)
+        # LongCat makes no longer ones, whatever is asked for.
+        self._longest = min(self._longest, getattr(pipeline, "max_wav_duration", self._longest))
 
     def arguments(self, params: AudioParams) -> dict[str, Any]:
         """Return the window."""

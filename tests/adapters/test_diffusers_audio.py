@@ -58,7 +58,7 @@ def alone(folder: str, **arguments: Any) -> bytes:
     """Return what diffusers itself makes of a call, as PCM."""
     pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
-    sound = pipeline(generator=torch.Generator().manual_seed(7), **arguments).audios[0].numpy()
+    sound = np.asarray(pipeline(generator=torch.Generator().manual_seed(7), **arguments).audios[0])
     return (np.clip(sound.T, -1, 1) * 32767).round().astype("<i2").tobytes()
 
 
@@ -160,6 +160,24 @@ async def test_argument_that_the_call_does_not_take_is_refused_by_name(
     monkeypatch.setattr(engine, "_takes", engine._takes - {"negative_prompt"})
     with pytest.raises(BadInput, match=r"^negative_prompt: the model has no such setting"):
         await run_streaming(engine, says("rain"), {"negative_prompt": "noise"})
+
+
+async def test_other_pipelines_are_served_by_what_their_call_takes(tmp_path: Path) -> None:
+    """Another name for the length, another callback, another limit, one channel; no windows."""
+    folder = tiny.longcat_audio(tmp_path)
+    engine = make_engine(DiffusersAudio, {"model": folder, "call": {"num_inference_steps": 3}})
+    try:
+        said = await run_streaming(engine, says("rain"), {"seed": 7, "audio_length": 0.5})
+        with pytest.raises(BadInput, match=r"^audio_start: .*\(allowed: 0\)"):
+            await run_streaming(engine, says("rain"), {"audio_length": 0.5, "audio_start": 0.1})
+        with pytest.raises(BadInput, match=r"^audio_length: .*\(allowed: at most 30 s\)"):
+            await run_streaming(engine, says("rain"), {"audio_length": 31.0})
+    finally:
+        engine.close()
+
+    assert said.pcm == alone(folder, prompt="rain", audio_duration_s=0.5, num_inference_steps=3)
+    assert [(piece.rate_hz, piece.channels, piece.num_frames) for piece in said.port("audio")] == [(8000, 1, 4000)]
+    assert np.frombuffer(said.pcm, "<i2").std() > 100
 
 
 async def test_failure_inside_the_pipeline_is_the_stages(

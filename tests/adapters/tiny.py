@@ -86,6 +86,37 @@ def stable_audio(folder: Path) -> str:
     return str(folder)
 
 
+def longcat_audio(folder: Path) -> str:
+    """Save a LongCat pipeline: UMT5, a DiT of one layer, a VAE of 8 kHz mono."""
+    diffusers: Any = importlib.import_module("diffusers")
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(("<pad>", "</s>", "<unk>"), "</s>", padding_side="right", model_max_length=64)
+    encoder = transformers.UMT5EncoderModel(
+        transformers.UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    )
+    pipeline = diffusers.LongCatAudioDiTPipeline(
+        tokenizer=tokenizer,
+        text_encoder=encoder,
+        transformer=diffusers.LongCatAudioDiTTransformer(
+            dit_dim=32, dit_depth=1, dit_heads=2, dit_text_dim=32, latent_dim=8
+        ),
+        vae=diffusers.LongCatAudioDiTVae(
+            channels=8,
+            c_mults=[1, 2],
+            strides=[4, 4],
+            latent_dim=8,
+            encoder_latent_dim=16,
+            downsampling_ratio=16,
+            sample_rate=8000,
+        ),
+    )
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            enliven(part, gain=0.7, head_gain=0.7)
+    pipeline.save_pretrained(folder)
+    return str(folder)
+
+
 def _mimi(codebook_size: int, num_codebooks: int) -> Any:
     """Return the configuration of a Mimi codec: few filters, and a transformer that looks back 12 frames."""
     return transformers.MimiConfig(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Context, Report
 
-INSTALL_ENGINE = 'pip install "omni-bus[diffusers,transformers]"'
+INSTALL_ENGINE = 'pip install "omni-bus[diffusers]"'
 
 MAX_SEED = 2**63 - 1
 

@@ -7,6 +7,7 @@ ADAPTERS: dict[str, str] = {
     "transformers-embedding": "adapters.transformers_embedding:TransformersEmbedding",
     "transformers-image-text": "adapters.transformers_image_text:TransformersImageText",
     "transformers-speech": "adapters.transformers_speech:TransformersSpeech",
+    "transformers-vits": "adapters.transformers_vits:TransformersVits",
     "vllm": "adapters.vllm_text:VllmText",
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import queue
-import secrets
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import start_threads
+from adapters.random_state import MAX_SEED, RandomState
 from adapters.sound import mono, resampled
 from adapters.speech_models import SPEECH_MODELS, SpeechModel
 from adapters.stepped_call import SteppedCall
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from omni_bus.ids import RequestId
 
 NAME = "transformers-speech"
-
-MAX_SEED = 2**63 - 1
 
 
 class SpeechOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +64,7 @@ class SpeechParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class _Speech:
     """One request: its call, its frames, and the state of its random numbers."""
 
-    def __init__(self, request: EngineRequest, random: _RandomState) -> None:
+    def __init__(self, request: EngineRequest, random: RandomState) -> None:
         self.request = request
         self.random = random
         self.call: SteppedCall[list[list[int]]]
@@ -154,7 +152,7 @@ class TransformersSpeech(StepEngine):
         text = _text_of(inputs.get("text", []))
         reference = self._reference_of(inputs.get("reference", []), params)
         settings = self._speech.settings(params.temperature)
-        speech = _Speech(request, _RandomState(params.seed, self._speech.model.device))
+        speech = _Speech(request, RandomState(params.seed, self._speech.model.device))
 
         def speak(put: Callable[[list[list[int]]], None]) -> None:
             prompt = self._speech.prompt(text, params.voice, reference, params.reference_text or "")
@@ -276,34 +274,6 @@ class _Streamer:
 
     def end(self) -> None:
         """Nothing more comes; the end of the call says that too."""
-
-
-class _RandomState:
-    """One request's random numbers: in the context, torch's generators go on where the request's last step left them.
-
-    Models draw from the generators of the process, which `torch.manual_seed` sets; so does this.
-    """
-
-    def __init__(self, seed: int | None, device: Any) -> None:
-        self._seed = secrets.randbits(63) if seed is None else seed
-        self._cuda = device if device.type == "cuda" else None
-        self._states: tuple[Any, Any] | None = None
-
-    def __enter__(self) -> None:
-        import torch
-
-        if self._states is None:
-            torch.manual_seed(self._seed)
-            return
-        torch.set_rng_state(self._states[0])
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._states[1], self._cuda)
-
-    def __exit__(self, *exception: object) -> None:
-        import torch
-
-        on_device = torch.cuda.get_rng_state(self._cuda) if self._cuda is not None else None
-        self._states = (torch.get_rng_state(), on_device)
 
 
 def _text_of(payloads: list[Payload]) -> str:

@@ -7,6 +7,7 @@ test proves nothing; `enliven` gives every layer a gain near one instead.
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -261,4 +262,38 @@ def dia(folder: Path) -> str:
         transformers.AutoModel.from_pretrained(codec),
     )
     processor.save_pretrained(folder)
+    return str(folder)
+
+
+def vits(folder: Path) -> str:
+    """Save a VITS that reads small letters, with three speakers, at 8 kHz."""
+    torch.manual_seed(0)
+    letters = {letter: i for i, letter in enumerate("_abcdefghijklmnopqrstuvwxyz '-")} | {"<unk>": 30}
+    (folder / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
+    config = transformers.VitsConfig(
+        vocab_size=31,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=32,
+        flow_size=16,
+        spectrogram_bins=9,
+        num_speakers=3,
+        speaker_embedding_size=8,
+        use_stochastic_duration_prediction=False,
+        duration_predictor_filter_channels=16,
+        prior_encoder_num_flows=2,
+        prior_encoder_num_wavenet_layers=1,
+        posterior_encoder_num_wavenet_layers=1,
+        upsample_initial_channel=32,
+        upsample_rates=[8, 4],
+        upsample_kernel_sizes=[16, 8],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1, 3]],
+        sampling_rate=8000,
+    )
+    model = enliven(transformers.VitsModel(config), gain=0.7, head_gain=0.7)
+    model.duration_predictor.proj.bias.data.fill_(1.0)
+    model.save_pretrained(folder)
+    transformers.VitsTokenizer(str(folder / "vocab.json"), pad_token="_", phonemize=False).save_pretrained(folder)
     return str(folder)

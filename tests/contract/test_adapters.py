@@ -187,6 +187,17 @@ SAMPLES: dict[str, Sample] = {
         packages=("torch", "transformers", "soxr"),
         is_model=True,
     ),
+    "transformers-vits": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        params={"seed": 1},
+        tiny="vits",
+        streamed_port="text",
+        packages=("torch", "transformers", "sentencex"),
+        is_model=True,
+    ),
     "vllm": Sample(
         _chat("Count from one to ten."),
         _chat("What is the capital of France?"),

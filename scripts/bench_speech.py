@@ -86,6 +86,7 @@ def main() -> None:
     firsts: list[float] = []
     wholes: list[float] = []
     factors: list[float] = []
+    seconds = 0.0
     costs: dict[str, list[float]] = {fmt: [] for fmt in FORMATS}
     with measured.Deployment(TOML) as deployment:
         url = deployment.ready["gateways"]["openai"]

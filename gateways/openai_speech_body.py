@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -48,6 +49,9 @@ MAX_LANGUAGE_CODE = 3
 
 MAX_REFERENCES = 1
 """The port `reference` takes one sound."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+"""Of ASCII and Latin-1, those that are neither spaces nor ends of lines (Unicode's White_Space) nor separators."""
 
 _REFERENCE_WORDS = "a URL (data:, http, https, file:) or base64"
 _Source = Annotated[str, Meta(min_length=1)]
@@ -227,14 +231,9 @@ def check_text(text: str, max_chars: int, name: str = "input") -> None:
         raise refusal(name, text, f"1 to {max_chars} characters")
     if not text.strip():
         raise refusal(name, text, "text with something to speak")
-    for i, character in enumerate(text):
-        if not character.isprintable() and _is_control(character):
-            message = f"{name}: the control character U+{ord(character):04X} came at {i}"
-            raise BadInput(f"{message} (allowed: text, spaces and line breaks)", field=name)
-
-
-def _is_control(character: str) -> bool:
-    return (character < " " or "\x7f" <= character <= "\x9f") and not character.isspace()
+    if found := _CONTROL.search(text):
+        message = f"{name}: the control character U+{ord(found[0]):04X} came at {found.start()}"
+        raise BadInput(f"{message} (allowed: text, spaces and line breaks)", field=name)
 
 
 def voice_of(given: str | dict[str, Any] | None, name: str = "voice") -> str | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from adapters.handover import start_threads
+from adapters.handover import error_of, start_threads
 from adapters.transformers_model import ModelLoader, ModelOptions
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed, did_you_mean
@@ -220,7 +220,7 @@ class DiffusersEngine(StreamingEngine):
         finally:
             is_over.set()
             # Shielded: a second cancel must not make the slot look free while the thread still holds it.
-            error = await asyncio.shield(_error_of(call))
+            error = await asyncio.shield(error_of(call))
         if error is not None:
             raise error
         for port, payload in call.result():
@@ -265,11 +265,6 @@ class DiffusersEngine(StreamingEngine):
             raise StageFailed(f"the pipeline failed with {type(error).__name__}: {str(error)[:300]}") from error
         finally:
             self._pipelines.put(pipeline)
-
-
-async def _error_of(call: asyncio.Future[Any]) -> BaseException | None:
-    await asyncio.wait([call])
-    return call.exception()
 
 
 def _call(pipeline: Any, arguments: Mapping[str, Any], takes: frozenset[str], go_on: Callable[[], None]) -> Any:

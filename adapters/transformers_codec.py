@@ -6,15 +6,14 @@ the codec makes of all codes at once, but for the last bits of floating point.
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from adapters.codec_models import CODEC_MODELS, CodecModel, CodecStream, Field, field_of
-from adapters.handover import start_threads
+from adapters.handover import on_thread, start_threads
 from adapters.sound import pcm16
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -23,7 +22,7 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Codes, Payload, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
     import torch
 
@@ -33,8 +32,6 @@ NAME = "transformers-codec"
 
 NESTED = {"csm": "codec_model"}
 """Types of models that have a codec inside, and what its weights are called there."""
-
-T = TypeVar("T")
 
 
 class CodecOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,12 +116,12 @@ class TransformersCodec(StreamingEngine):
             if sum(codes.num_frames for codes in waiting) < wanted:
                 continue
             wanted = max(1, round(self.options.piece_s * self._codec.frame_rate_hz))
-            piece = await self._on_thread(self._decode_blocking, stream, waiting, False)
+            piece = await on_thread(self._thread, self._decode_blocking, stream, waiting, False)
             waiting = []
             if piece.num_frames:
                 num_samples += piece.num_frames
                 yield "audio", piece
-        piece = await self._on_thread(self._decode_blocking, stream, waiting, True)
+        piece = await on_thread(self._thread, self._decode_blocking, stream, waiting, True)
         num_samples += piece.num_frames
         if piece.num_frames:
             yield "audio", piece
@@ -163,14 +160,3 @@ class TransformersCodec(StreamingEngine):
             # Only a stage sends codes, so this is no fault of the caller.
             raise StageFailed(f"a code came that is not in the codec's codebooks of {self._codec.codebook_size}")
         return codes.to(self._codec.model.device)
-
-    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
-        call = self._thread.submit(function, *args)
-        future = asyncio.wrap_future(call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                await asyncio.wait([future])
-            raise

@@ -5,15 +5,14 @@ A sentence is one call of the model, which can't be interrupted: a cancel waits 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.handover import start_threads
+from adapters.handover import on_thread, start_threads
 from adapters.random_state import MAX_SEED, RandomState
 from adapters.sentences import SentenceSplitter
 from adapters.sound import pcm16
@@ -24,13 +23,11 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Blob, Payload, Text, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from omni_bus.engine import Context, Report
 
 NAME = "transformers-vits"
-
-T = TypeVar("T")
 
 
 class VitsOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +114,7 @@ class TransformersVits(StreamingEngine):
         random = RandomState(params.seed, self._model.device)
         num_frames = 0
         async for sentence in _sentences(inputs):
-            sound = await self._on_thread(self._speak_blocking, sentence, params, random)
+            sound = await on_thread(self._thread, self._speak_blocking, sentence, params, random)
             num_frames += sound.num_frames
             for piece in _pieces(sound):
                 yield "audio", piece
@@ -156,17 +153,6 @@ class TransformersVits(StreamingEngine):
         if not bool(waveform.isfinite().all()):
             raise StageFailed("the model computed samples that aren't finite")
         return pcm16(waveform.numpy(), rate_hz)
-
-    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
-        call = self._thread.submit(function, *args)
-        future = asyncio.wrap_future(call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                await asyncio.wait([future])
-            raise
 
 
 async def _sentences(inputs: Inputs) -> AsyncIterator[str]:

@@ -6,6 +6,7 @@ the codec makes of all codes at once, but for the last bits of floating point.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -104,8 +105,8 @@ class TransformersCodec(StreamingEngine):
         """Decode one stream; no codes give no sound.
 
         Raises:
-            BadInput: what came are no codes of this codec.
-            StageFailed: the codec failed.
+            BadInput: what came are no codes.
+            StageFailed: they are another codec's, or the codec failed.
         """
         stream = CodecStream(self._codec, self._field)
         wanted = max(1, round(self.options.piece_s * self._codec.frame_rate_hz / 2))
@@ -130,9 +131,12 @@ class TransformersCodec(StreamingEngine):
     def _checked(self, payload: Payload) -> Codes:
         if not isinstance(payload, Codes):
             raise BadInput(f"codes: {kind_of(payload)} came (allowed: codes)", field="codes")
-        most = self._codec.num_codebooks
+        most, rate_hz = self._codec.num_codebooks, self._codec.frame_rate_hz
+        # Only a stage sends codes: that these are another codec's is no fault of the caller.
         if not 1 <= payload.num_codebooks <= most:
-            raise BadInput(f"codes: {payload.num_codebooks} codebooks came (allowed: 1 to {most})", field="codes")
+            raise StageFailed(f"codes of {payload.num_codebooks} codebooks came; the codec has {most}")
+        if not math.isclose(payload.frame_rate_hz, rate_hz, rel_tol=0.01):
+            raise StageFailed(f"codes of {payload.frame_rate_hz:g} frames a second came; the codec has {rate_hz:g}")
         return payload
 
     def _decode_blocking(self, stream: CodecStream, waiting: list[Codes], is_last: bool) -> Audio:  # noqa: FBT001
@@ -154,9 +158,8 @@ class TransformersCodec(StreamingEngine):
 
         frames = [np.frombuffer(each.data.view, "<i4").reshape(-1, each.num_codebooks) for each in waiting]
         if len({each.shape[1] for each in frames}) > 1:
-            raise BadInput("codes: the number of codebooks changed within a stream (allowed: one)", field="codes")
+            raise StageFailed("the number of codebooks changed within a stream")
         codes = torch.from_numpy(np.concatenate(frames).astype(np.int64)).T[None]
         if int(codes.min()) < 0 or int(codes.max()) >= self._codec.codebook_size:
-            # Only a stage sends codes, so this is no fault of the caller.
             raise StageFailed(f"a code came that is not in the codec's codebooks of {self._codec.codebook_size}")
         return codes.to(self._codec.model.device)

@@ -88,6 +88,7 @@ class DiffusersEngine(StreamingEngine):
         self._threads = ThreadPoolExecutor(options.max_num_seqs, thread_name_prefix=self.name)
         self._pipelines: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._takes: frozenset[str] = frozenset()
+        self._own_guidance: float | None = None
         self._num_steps = 0
         self._counting = threading.Lock()
 
@@ -143,7 +144,10 @@ class DiffusersEngine(StreamingEngine):
             raise StartFailed("; ".join(problems))
         loader = ModelLoader(self.options, self.context, report)
         pipeline = self._loaded(loader)
-        self._takes = frozenset(inspect.signature(type(pipeline).__call__).parameters) - {"self"}
+        parameters = inspect.signature(type(pipeline).__call__).parameters
+        self._takes = frozenset(parameters) - {"self"}
+        if "guidance_scale" in parameters and isinstance(own := parameters["guidance_scale"].default, int | float):
+            self._own_guidance = own
         self._check_call()
         if not self._takes & {"callback", "callback_on_step_end"}:
             raise loader.refused(f"{type(pipeline).__name__} can't be stopped between steps")
@@ -234,6 +238,12 @@ class DiffusersEngine(StreamingEngine):
             if (value := getattr(params, name)) is not None:
                 self.require(name, {name})
                 found[name] = value
+        guidance = found.get("guidance_scale", self._own_guidance)
+        if params.negative_prompt is not None and guidance is not None and guidance <= 1:
+            raise BadInput(
+                f"negative_prompt: it changes nothing at a guidance_scale of {guidance:g} (allowed: null, or above 1)",
+                field="negative_prompt",
+            )
         return found | self.arguments(params)
 
     def require(self, field: str, arguments: set[str]) -> None:

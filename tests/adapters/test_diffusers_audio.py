@@ -140,6 +140,7 @@ async def test_cancel_stops_at_the_next_step(engine: DiffusersAudio, monkeypatch
         ("x" * 65, {}, "prompt"),
         ("x" * 100_000, {}, "prompt"),
         ("rain", {"negative_prompt": "x" * 65}, "negative_prompt"),
+        ("rain", {"negative_prompt": "noise", "guidance_scale": 1.0}, "negative_prompt"),
         ("rain", {"audio_length": 1.5}, "audio_length"),
         ("rain", {"audio_length": 0.5, "audio_start": 0.6}, "audio_start"),
     ],

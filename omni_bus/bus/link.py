@@ -148,6 +148,11 @@ class Link:
                     return blob
         return ordinary_memory(num_bytes)
 
+    @property
+    def peers(self) -> list[Peer]:
+        """Those whom `forget` has something to close or take back of."""
+        return self._outbox.peers
+
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""
         self._outbox.forget(peer)

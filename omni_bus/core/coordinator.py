@@ -28,6 +28,7 @@ from omni_bus.core.recovery import Recovery, error_for_lost
 from omni_bus.core.request import Request, State
 from omni_bus.core.roster import Roster
 from omni_bus.core.strangers import Strangers
+from omni_bus.core.ties import Ties
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -148,6 +149,9 @@ class CoordinatorCore:
             patience_s=self._patience_with_strangers_s,
             absences=self._absences,
             deaths=self._deaths,
+        )
+        self._ties = Ties(
+            self._membership, self._deaths, self._requests, self._patience_with_strangers_s, self._adoption.give_up
         )
         self._breaks = Breaks(
             self._membership,
@@ -277,6 +281,8 @@ class CoordinatorCore:
                 return self._strangers.on_timer(now)
             case "breaks":
                 return self._breaks.lose_patience()
+            case "ties":
+                return self._ties.tell(now)
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -327,6 +333,7 @@ class CoordinatorCore:
             self._administration.heard_of(hello.peer.actor)
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
+        effects += self._ties.take(hello.linked, now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 
@@ -399,7 +406,7 @@ class CoordinatorCore:
         lost = self._membership.get(peer.sender)
         if lost is not None:
             return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
-        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer)
+        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer) + self._ties.tell(now)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -473,6 +480,13 @@ class CoordinatorCore:
         entry = self._requests.get(request)
         if entry is None:
             return []
+        took_part = dict(entry.pending)
+        effects = self._end_adopted(request, entry, now)
+        # Others may have sent them something for this request since they said hello.
+        lost = [peer for stage, peer in took_part.items() if stage not in entry.pending]
+        return effects + self._ties.take([*lost, entry.client], now, until=now)
+
+    def _end_adopted(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         absent, error = self._adoption.missing(entry)
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:

@@ -32,7 +32,7 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from omni_bus.core.edge import InEdge
     from omni_bus.ids import EdgeId
@@ -78,6 +78,7 @@ class Member:
         replica: int = 0,
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
+        linked: Callable[[], Iterable[Peer]] = tuple,
     ) -> None:
         self.me = me
         self.coordinator = coordinator
@@ -87,6 +88,7 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._linked = linked
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -202,6 +204,7 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
+            tuple(peer for peer in self._linked() if peer != self.coordinator),
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -101,6 +101,11 @@ class Driver:
         return {"endpoint": self.me.endpoint, "incarnation": f"{self.me.incarnation:016x}"}
 
     @property
+    def linked(self) -> list[Peer]:
+        """The actors to whom this one holds a link."""
+        return self._link.peers
+
+    @property
     def now(self) -> float:
         """Monotonic seconds, the time of all cores of this process."""
         return time.monotonic()  # the loop's clock, but not as of the beginning of its turn

@@ -59,6 +59,8 @@ class Process(ABC):
         self.has_retired = False
         self.is_settled = False
         """It has left, and all that it ever sent has arrived."""
+        self.linked: dict[Peer, None] = {}
+        """Whom it has sent something, and has not been told to forget since."""
         self._timers: dict[TimerKey, object] = {}
 
     @abstractmethod
@@ -94,6 +96,7 @@ class Process(ABC):
         for effect in effects:
             match effect:
                 case Send(peer=peer, frame=frame):
+                    self.linked[peer] = None
                     self.world.send(self, peer, frame)
                 case SetTimer(key=key, at=at):
                     mark = self._timers[key] = object()
@@ -103,6 +106,8 @@ class Process(ABC):
                     self._timers.pop(key, None)
                 case Report() | Forget():
                     self.world.trace("   report by", self, effect)
+                    if isinstance(effect, Forget):
+                        self.linked.pop(effect.peer, None)
                     if isinstance(effect, Report) and effect.event == "actor ready":
                         self.world.on_ready(effect.fields["name"])
                 case Leave(error=error):
@@ -360,6 +365,7 @@ class StageProcess(MemberProcess):
             replica=replica,
             live=lambda: self.core.running,
             stats=lambda: self.core.stats,
+            linked=lambda: self.linked,
         )
         self._sources = {name: sources(pipeline) for name, pipeline in world.scenario.pipelines.items()}
         self.engine = ScriptedEngine(self)
@@ -476,7 +482,9 @@ class GatewayProcess(MemberProcess):
         super().__init__(world, name)
         coordinator = coordinator_peer("sim://coordinator")
         self.core = ClientCore(coordinator)
-        self.member = Member(self.peer, "gateway", coordinator, live=lambda: self.core.running)
+        self.member = Member(
+            self.peer, "gateway", coordinator, live=lambda: self.core.running, linked=lambda: self.linked
+        )
         self.application = Application(self, requests)
 
     def start(self) -> None:

@@ -200,7 +200,15 @@ class World:
 
     def _left(self) -> str:
         """What is still held, in words; empty for nothing."""
-        return "; ".join(left for process in self.processes.values() if process.is_alive and (left := process.held()))
+        live = [process for process in self.processes.values() if process.is_alive]
+        held = [left for process in live if (left := process.held())]
+        return "; ".join(held + [left for process in live if (left := self._linked_to_the_dead(process))])
+
+    def _linked_to_the_dead(self, process: Process) -> str:
+        """Sockets to incarnations that are no more, and with them what these were lent; empty for none."""
+        live = {other.peer for other in self.processes.values() if other.is_alive}
+        dead = [peer for peer in process.linked if peer.actor != COORDINATOR and peer not in live]
+        return f"{process.name} has links to the dead {dead}" if dead and process is not self.coordinator else ""
 
     # --- links --------------------------------------------------------------------------------------------
 

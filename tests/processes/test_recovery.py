@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -39,6 +41,27 @@ adapter = "synthetic-text"
 [pipelines.text]
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 {text}
+
+[gateways.openai]
+"""
+
+
+SPOKEN = """
+arena_threshold_bytes = 4096
+
+[stages.llm]
+adapter = "synthetic-text"
+
+[stages.voice]
+adapter = "synthetic-speech"
+
+[pipelines.spoken]
+edges = [
+  "in.messages -> llm.prompt",
+  "llm.text -> out.text",
+  "llm.text -> voice.text",
+  "voice.audio -> out.audio",
+]
 
 [gateways.openai]
 """
@@ -184,6 +207,40 @@ async def test_silent_coordinator_is_not_waited_for_and_is_restarted(up) -> None
         await until_healthy(session)
         await stream.read_all()
         stream.check("m", NUM_WORDS)
+    assert await asyncio.to_thread(deployment.stop) == 0
+
+
+def links_of(pid: int) -> tuple[int, set[str]]:
+    """Return how many sockets of ZeroMQ a process has, by their signals, and whose memory it maps."""
+    targets = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(fd.readlink())
+    mapped = set(re.findall(r"memfd:omni-bus (\S+)", Path(f"/proc/{pid}/maps").read_text()))
+    return sum("eventfd" in str(target) for target in targets), mapped
+
+
+async def test_links_to_a_stage_that_died_with_the_coordinator_are_given_back(up) -> None:
+    """Sockets to it and memory of its would stay in the others, more with each such death."""
+    deployment = up(SPOKEN, *QUIET)
+    async with session_of(deployment) as session:
+        document = {"messages": [{"role": "user", "content": "Hi"}], "modalities": ["audio"]}
+        async with session.post(CHAT, json=document) as spoken:
+            assert spoken.status == 200, await spoken.text()
+        survivors = [deployment.pid_of(name) for name in ("llm.0", "gateway.openai.0")]
+        before = [links_of(pid) for pid in survivors]
+        assert "voice.0" in before[1][1], "the gateway has read its memory"
+
+        for name in ("coordinator", "voice.0"):
+            os.kill(deployment.pid_of(name), signal.SIGKILL)
+        await deployment.told("process", process="voice.0", phase="ready", restarts=1)
+
+        async with await deployment.client() as client:
+            while any(
+                num_sockets >= num_before or "voice.0" in mapped
+                for (num_sockets, mapped), (num_before, _) in zip(map(links_of, survivors), before, strict=True)
+            ):
+                await client.admin("status")
     assert await asyncio.to_thread(deployment.stop) == 0
 
 

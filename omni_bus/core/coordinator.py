@@ -80,6 +80,10 @@ NOTHING_ARRANGED = Arrangement()
 OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
 SUPERVISED = ("arrange", "drain")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
+HAVE_REQUESTS = ("client", "gateway")
+"""Roles of those who may have requests; the next coordinator is told of each that joined and has not left."""
+CLIENT_JOINED, CLIENT_LEFT = "client joined", "client left"
+"""Reports of that; whoever starts the next one reads them."""
 MAX_CALLER_ROWS = 100
 """Callers of each pipeline that a status names, the busiest first."""
 
@@ -95,6 +99,8 @@ class CoordinatorCore:
         arrangement: how many replicas are wanted, and which of them get nothing new.
         awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
             to, requests for their stages wait.
+        clients: all who had requests of a former coordinator, or may have: until they, too, said hello, no replica can
+            be taken for empty.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class CoordinatorCore:
         quotas: Mapping[str, Quota] | None = None,
         arrangement: Arrangement = NOTHING_ARRANGED,
         awaited: Iterable[str] = (),
+        clients: Iterable[str] = (),
     ) -> None:
         self._me = me
         self._pipelines = pipelines
@@ -112,7 +119,7 @@ class CoordinatorCore:
         self._membership = Membership()
         self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
-        self._administration = Administration(arrangement, awaited)
+        self._administration = Administration(arrangement, awaited, clients)
         self._absences = Absences(self._membership, self._administration.is_drained)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
@@ -275,8 +282,8 @@ class CoordinatorCore:
             case "drain":
                 return self._end_drain(of, now)
             case "awaited":
-                self._administration.give_up()
-                return self._lifecycle.run_held(now)
+                gone = [Report(CLIENT_LEFT, {"name": name}) for name in self._administration.give_up()]
+                return [*gone, *self._lifecycle.run_held(now)]
             case "strangers":
                 return self._strangers.on_timer(now)
             case "breaks":
@@ -330,7 +337,10 @@ class CoordinatorCore:
         if actor.is_ready and not was_ready:
             effects.append(self._report_ready(actor, now))
         if is_new:
-            self._administration.heard_of(hello.peer.actor)
+            has_requests = actor.role in HAVE_REQUESTS
+            effects += [Report(CLIENT_JOINED, {"name": hello.peer.actor})] if has_requests else []
+            if not has_requests or len(hello.live) <= MAX_ROUTES:  # else it has more than are taken over now
+                self._administration.heard_of(hello.peer.actor)
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._ties.take(hello.linked, now)
@@ -433,6 +443,7 @@ class CoordinatorCore:
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
+            *([Report(CLIENT_LEFT, {"name": actor.peer.actor})] if actor.role in HAVE_REQUESTS else []),
             *self._administration.forget(actor.peer),
             *self._health.forget(actor.peer),
         ]

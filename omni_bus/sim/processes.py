@@ -108,8 +108,8 @@ class Process(ABC):
                     self.world.trace("   report by", self, effect)
                     if isinstance(effect, Forget):
                         self.linked.pop(effect.peer, None)
-                    if isinstance(effect, Report) and effect.event == "actor ready":
-                        self.world.on_ready(effect.fields["name"])
+                    if isinstance(effect, Report):
+                        self.world.on_report(effect.event, effect.fields.get("name", ""))
                 case Leave(error=error):
                     raise Violation(f"{self.name} was told to leave: {error}")
                 case _:
@@ -136,7 +136,13 @@ class CoordinatorProcess(Process):
         super().__init__(world, COORDINATOR)
         scenario = world.scenario
         self.core = CoordinatorCore(
-            self.peer, scenario.pipelines, scenario.heartbeat_s, scenario.quotas, world.arrangement, awaited or ()
+            self.peer,
+            scenario.pipelines,
+            scenario.heartbeat_s,
+            scenario.quotas,
+            world.arrangement,
+            awaited or (),
+            sorted(world.clients),
         )
         self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()

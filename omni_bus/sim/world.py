@@ -76,6 +76,8 @@ class World:
         self._num_incarnations = 0
         self.faults = Faults(self)
         self.supervisor: SupervisorProcess | None = None
+        self.clients: set[str] = set()
+        """Who may have requests, by the word of all coordinators so far."""
         self._unready = {f"{stage}.{n}" for stage, plan in self.scenario.stages.items() for n in range(plan.replicas)}
         self._start()
 
@@ -132,11 +134,19 @@ class World:
         )
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
 
-    def on_ready(self, name: str) -> None:
-        """A coordinator calls an actor ready."""
-        self._unready.discard(name)
-        if self.supervisor is not None:
-            self.supervisor.on_ready(name)
+    def on_report(self, event: str, name: str) -> None:
+        """A coordinator says something of an actor that its supervisor reads."""
+        match event:
+            case "actor ready":
+                self._unready.discard(name)
+                if self.supervisor is not None:
+                    self.supervisor.on_ready(name)
+            case "client joined":
+                self.clients.add(name)
+            case "client left":
+                self.clients.discard(name)
+            case _:
+                pass
 
     def on_death(self, name: str) -> None:
         """A process was killed."""

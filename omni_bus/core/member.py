@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
-from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.pipeline import IN
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
+MISSED_ANSWERS = 3
+"""So many heartbeats that a coordinator has not answered mean that it hangs: nothing that it does takes a tenth of a
+second, while an engine may keep its stage from beating for longer."""
 _BEAT = ("heartbeat", "")
 
 
@@ -155,7 +157,7 @@ class Member:
 
         They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
         """
-        return self._num_unanswered > MISSED_HEARTBEATS
+        return self._num_unanswered > MISSED_ANSWERS
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.

@@ -129,7 +129,7 @@ class World:
         faults, heartbeat_s = self.scenario.faults, self.scenario.heartbeat_s
         is_gentle = not faults or (
             all(fault.kind == "kill_coordinator" for fault in faults)
-            # After five beats without an answer clients give up what was not admitted.
+            # After three beats without an answer clients give up what was not admitted.
             and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
         )
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)

@@ -339,17 +339,28 @@ async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, Any]) 
 # --- health ---------------------------------------------------------------------------------------------------
 
 
-async def test_health_tells_of_a_frozen_stage_and_of_its_thaw(up) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("llm.0", 503, "stage llm: replica 0 does not answer (waited 1 s)"),
+        ("coordinator", 503, "the coordinator does not answer"),
+        ("gateway.openai.1", 200, None),
+    ],
+)
+async def test_first_answer_of_health_tells_of_a_hang_and_the_next_of_its_end(up, name, status, reason) -> None:
     """Heartbeats are too far apart here to be missed: it is the round trip that tells."""
-    deployment = up(TOML.format(more="heartbeat_s = 60", llm="", text=""))
+    deployment = up(TOML.format(more="heartbeat_s = 60", llm="", text="") + "processes = 2")
     async with session_of(deployment) as session:
-        os.kill(deployment.pid_of("llm.0"), signal.SIGSTOP)
-        status, report = await health(session)
-        assert (status, report["reason"]) == (503, "stage llm: replica 0 does not answer (waited 1 s)")
-        assert report["stages"]["llm"]["replicas"][0]["is_live"] is False
+        os.kill(deployment.pid_of(name), signal.SIGSTOP)
+        told, report = await health(session)
+        assert (told, report.get("reason")) == (status, reason)
+        rows = [*report["stages"]["llm"]["replicas"], *report["gateways"].values()]
+        assert [row["is_live"] for row in rows].count(False) == (0 if name == "coordinator" else 1)
 
-        os.kill(deployment.pid_of("llm.0"), signal.SIGCONT)
-        assert (await health(session))[0] == 200
+        os.kill(deployment.pid_of(name), signal.SIGCONT)
+        told, report = await health(session)
+        rows = [*report["stages"]["llm"]["replicas"], *report["gateways"].values()]
+        assert (told, [row["is_live"] for row in rows]) == (200, [True, True]), "whoever answers is not in it"
     assert await asyncio.to_thread(deployment.stop) == 0
 
 

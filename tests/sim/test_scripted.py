@@ -77,12 +77,12 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
     restart = OperationPlan("restart", 0.14, "voice", 0, timeout_s=5.0, is_forced=False)
     for step in range(30, 60):
         script = scenario(
-            kill_coordinator(step, 0.05), graph="chain", heartbeat_s=0.1, has_supervisor=True, operations=[restart]
+            kill_coordinator(step, 0.05), graph="chain", heartbeat_s=0.2, has_supervisor=True, operations=[restart]
         )
         for plan in script.requests[0]:
             plan.submit_at, plan.input_s = 0.1, 0.2
         world = World(seed, scenario=script)
-        world.after(0.15, _stall, world, "gateway.0", 0.5)
+        world.after(0.15, _stall, world, "gateway.0", 0.7)
         yield world
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 CHAT = "/v1/chat/completions"
 QUIET = ("--log-level", "WARNING")
-"""No line for each question: nobody reads them meanwhile, and a full pipe would stop the supervisor."""
+"""No line for each question: nobody reads them meanwhile, and those that are waited for come behind them."""
 
 NUM_STREAMS = 50
 NUM_WORDS = 200
@@ -311,6 +312,24 @@ async def test_request_waits_for_the_only_replica_to_come_back(up) -> None:
             stream = await task
             await stream.read_all()
             stream.check(marker, 20)
+    assert await asyncio.to_thread(deployment.stop) == 0
+
+
+async def test_killed_replica_comes_back_while_nobody_reads_what_its_supervisor_says(up) -> None:
+    deployment = up(TOML.format(more="", llm="", text=""))
+    async with session_of(deployment) as session:
+        stdout = deployment.process.stdout
+        size = fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for number in range(size // 100):  # a line each, and each is longer
+            stream = await opened(session, body(f"m{number}", tokens=1))
+            await stream.read_all()
+
+        os.kill(deployment.pid_of("llm.0"), signal.SIGKILL)
+
+        stream = await opened(session, body("again", tokens=3))
+        await stream.read_all()
+        stream.check("again", 3)
+        await deployment.told("process", process="llm.0", phase="ready", restarts=1)
     assert await asyncio.to_thread(deployment.stop) == 0
 
 

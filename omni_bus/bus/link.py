@@ -160,6 +160,15 @@ class Link:
         self._borrowed.forget(peer.sender)
         self._views.forget(peer.sender)
 
+    def recheck_keys(self) -> None:
+        """Close the ways from and to clients whose key is not allowed any more; call it when the keys have changed."""
+        if self._authenticator is None:
+            return
+        self._authenticator.recheck()
+        for peer in self._outbox.peers:
+            if is_tcp(peer.endpoint) and self._authenticator.curve.server_key(peer.actor) is None:
+                self._outbox.forget(peer)
+
     def statistics(self) -> LinkStatistics:
         """Return the counts of all parts."""
         arena = None if self._arena is None else self._arena.statistics()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -98,8 +97,13 @@ class HibariVoice(StreamingEngine):
         missing = [name for name in ("hibari", "sentencex") if importlib.util.find_spec(name) is None]
         if missing:
             return [f"adapter: hibari needs {' and '.join(missing)} ({INSTALL_ENGINE})"]
-        known = _known_voices()
+        known = _registry().VOICES
         return [] if options.voice in known else [f"voice: {unknown_name('voice', options.voice, known).message}"]
+
+    @classmethod
+    def voices(cls, options: HibariOptions) -> tuple[str, ...]:
+        """Return the voices on this machine."""
+        return _voices_here()
 
     def load(self, report: Report) -> None:
         """Load the stage's voice and speak once.
@@ -167,9 +171,8 @@ class HibariVoice(StreamingEngine):
         """
         if name not in self._voices:
             from hibari import Hibari
-            from hibari.voices import VOICES, voice_path
 
-            available = [voice for voice in VOICES if _is_available(voice_path, voice)]
+            available = _voices_here()
             if name not in available:
                 raise unknown_name("voice", name, available, field="voice")
             voice = Hibari(voice=name)
@@ -179,10 +182,23 @@ class HibariVoice(StreamingEngine):
         return self._voices[name]
 
 
-def _known_voices() -> list[str]:
-    spec = importlib.util.find_spec("hibari")
-    folders = spec.submodule_search_locations if spec is not None else None
-    return [name for folder in folders or () for name in json.loads((Path(folder) / "assets/voices.json").read_text())]
+def _registry() -> Any:
+    """Return hibari's module of voices by itself: the package around it imports its whole engine."""
+    package = importlib.util.find_spec("hibari")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0]) / "voices.py"
+    spec = importlib.util.spec_from_file_location("hibari_voices", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _voices_here() -> tuple[str, ...]:
+    registry = _registry()
+    return tuple(voice for voice in registry.VOICES if _is_available(registry.voice_path, voice))
 
 
 def _is_available(voice_path: Callable[..., str], name: str) -> bool:

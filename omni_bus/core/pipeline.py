@@ -29,6 +29,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     max_queued_bytes: int = 256 * 1024 * 1024
     routing: Routing = "prefix"
+    voices: tuple[str, ...] = ()
+    """Voices that its stages speak with by themselves, sorted."""
 
     @property
     def inputs(self) -> dict[str, str]:

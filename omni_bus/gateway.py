@@ -77,8 +77,14 @@ class Gateway(ABC):
         self.name = name
         self.callers = dict(callers or {})
         self.state_dir = state_dir
-        self.is_draining = False
-        """Set once: open responses go on, new requests are refused, health says so."""
+        self.draining = asyncio.Event()
+        """Set once: open responses go on, new requests are refused, health says so, and sockets that wait for their
+        clients close."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the gateway is about to stop."""
+        return self.draining.is_set()
 
     @classmethod
     @abstractmethod
@@ -300,7 +306,7 @@ class GatewayServer:
         Returns:
             Whether everything finished by itself.
         """
-        self._gateway.is_draining = True
+        self._gateway.draining.set()
         for listener in self._listeners:
             listener.close()
         server = self._runner.server

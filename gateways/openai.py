@@ -24,6 +24,7 @@ from gateways import (
     openai_speech_body,
     openai_tokenize,
     openapi,
+    speech_stream,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
@@ -53,6 +57,12 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
     """A longer text is not read aloud."""
+
+    speech_config_timeout_s: Seconds = 10.0
+    """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
+
+    speech_idle_timeout_s: Seconds = 30.0
+    """Such a client may say nothing for so long while nothing is spoken."""
 
 
 class OpenAIGateway(HttpGateway):
@@ -88,6 +98,13 @@ class OpenAIGateway(HttpGateway):
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
         )
+        self._speech_stream = speech_stream.SpeechStreamRoute(
+            self._speech,
+            self.draining,
+            config_timeout_s=self.options.speech_config_timeout_s,
+            idle_timeout_s=self.options.speech_idle_timeout_s,
+            write_timeout_s=self.options.write_timeout_s,
+        )
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -122,6 +139,7 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech", self._speech.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
+        app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         app.cleanup_ctx.append(self._reading)
         return app

@@ -21,6 +21,7 @@ from gateways import (
     openai_files,
     openai_models,
     openai_speech,
+    openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
     openapi,
@@ -98,6 +99,7 @@ class OpenAIGateway(HttpGateway):
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
         )
+<<<<<<< HEAD
         self._speech_stream = speech_stream.SpeechStreamRoute(
             self._speech,
             self.draining,
@@ -105,6 +107,9 @@ class OpenAIGateway(HttpGateway):
             idle_timeout_s=self.options.speech_idle_timeout_s,
             write_timeout_s=self.options.write_timeout_s,
         )
+=======
+        self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
+>>>>>>> speech
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -137,6 +142,7 @@ class OpenAIGateway(HttpGateway):
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
             ("/v1/audio/speech", self._speech.handle),
+            ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
@@ -214,6 +220,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
             openai_speech_body.schema(),
+            openai_speech_batch.schema(),
         )
     }
 
@@ -280,5 +287,6 @@ def operations() -> list[Operation]:
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
         openai_speech.OPERATION,
+        openai_speech_batch.OPERATION,
         *openai_files.OPERATIONS,
     ]

@@ -24,7 +24,7 @@ from gateways.openai_fields import (
 )
 from gateways.openai_models import REFERENCE, SOUND, TEXT, can_speak, find_model, speakers_of
 from omni_bus.errors import BadInput
-from omni_bus.media.encoder import FORMATS, Format
+from omni_bus.media.encoder import FORMATS, Format, allowed_rates
 from omni_bus.wire.payloads import Audio, Text
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED, description="a number from 0.25 to 4")] = 1.0
+    speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED, description="a number from 0.25 to 4")] | None = None
     stream: Bool = False
     stream_format: Annotated[Literal["sse", "audio"], Meta(description="sse, audio")] | None = None
     task_type: (
@@ -163,27 +163,26 @@ def parse(document: dict[str, Any], models: Mapping[str, Pipeline], *, max_chars
     refuse_unknown(body, KNOWN)
     fields = read_fields(SpeechFields, body)
     check_text(fields.input, max_chars)
+    if fields.sample_rate is not None and (allowed := allowed_rates(fields.response_format, fields.sample_rate)):
+        raise refusal("sample_rate", fields.sample_rate, f"{allowed}, as {fields.response_format}")
     pipeline = find_model(fields.model, models, can_speak, "speaks")
     reference, reference_field, reference_text = _reference(fields, pipeline)
-    own = _params(fields, reference_text)
+    own_speed, speed = share_speed(pipeline, fields.speed)
+    own = _params(fields, pipeline, own_speed, reference_text)
     own |= _extra_params(fields, body)
+    names = _names(fields, reference_field)
+    _refuse_unhonoured(own, pipeline, names)
     return Speech(
         pipeline=pipeline,
         text=fields.input,
         params={stage: own for stage in speakers_of(pipeline) if own},
         format=fields.response_format,
         sample_rate=fields.sample_rate,
-        speed=fields.speed,
+        speed=speed,
         delivery=_delivery(fields),
         reference=reference,
         reference_field=reference_field,
-        names={
-            "text": "input",
-            "reference": reference_field,
-            "reference_text": "ref_text",
-            "voice": "voice" if fields.voice is not None else "speaker",
-            **{name: f"extra_params.{name}" for name in fields.extra_params or ()},
-        },
+        names=names,
         num_text_tokens=len(fields.input) + len(fields.instructions or ""),
         session=_session(fields),
         priority=-(fields.priority or 0),
@@ -259,7 +258,36 @@ def _delivery(fields: SpeechFields) -> Literal["whole", "audio", "sse"]:
     return "sse" if fields.stream else "whole"
 
 
-def _params(fields: SpeechFields, reference_text: str | None) -> dict[str, Any]:
+def share_speed(pipeline: Pipeline, speed: float | None) -> tuple[float | None, float]:
+    """Return which part of a speed the stage that speaks does itself, and what remains to be done to its sound.
+
+    A voice that speaks faster sounds better than a sound that is made shorter, so the stage does what its range allows.
+    """
+    known = params_of(pipeline).get("speed")
+    if speed is None or known is None:
+        return None, speed or 1.0
+    schema = next((each for each in (known, *known.get("anyOf", ())) if "minimum" in each or "maximum" in each), {})
+    own = min(max(speed, schema.get("minimum", MIN_SPEED)), schema.get("maximum", MAX_SPEED))
+    return own, speed / own
+
+
+def params_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the JSON Schemas of the parameters of the stage that speaks."""
+    return {name: schema for stage in speakers_of(pipeline) for name, schema in pipeline.params.get(stage, {}).items()}
+
+
+def _refuse_unhonoured(params: dict[str, Any], pipeline: Pipeline, names: Mapping[str, str]) -> None:
+    """Refuse what the stage that speaks has no parameter for, before anything is started for it."""
+    known = params_of(pipeline)
+    for name, value in params.items():
+        if known and name not in known:
+            allowed = f"null: the voice of {pipeline.serve_as} can't be told so; it takes {', '.join(sorted(known))}"
+            raise refusal(names.get(name, name), value, allowed)
+
+
+def _params(
+    fields: SpeechFields, pipeline: Pipeline, speed: float | None, reference_text: str | None
+) -> dict[str, Any]:
     """Return what the stage that speaks is told; only what the body has, so that its own defaults hold for the rest."""
     if fields.voice is not None and fields.speaker is not None:
         raise BadInput("speaker: also at voice (allowed: one of them)", field="speaker")
@@ -267,14 +295,26 @@ def _params(fields: SpeechFields, reference_text: str | None) -> dict[str, Any]:
     language = None if fields.language is None else fields.language.strip().title()
     found = {
         "voice": voice,
+        "speed": speed,
         "instructions": fields.instructions,
         "language": None if language == "Auto" else language,
-        "task_type": fields.task_type,
+        "task_type": _task_type(fields, pipeline),
         "reference_text": reference_text,
         "max_new_tokens": fields.max_new_tokens,
         "seed": None if fields.seed is None else fields.seed % 2**63,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _task_type(fields: SpeechFields, pipeline: Pipeline) -> str | None:
+    """Return which of a model's ways to speak is meant; a model that has one way speaks with voices of its own."""
+    has_reference = fields.ref_audio is not None or fields.ref_text is not None or fields.references is not None
+    if has_reference and fields.task_type not in (None, "Base"):
+        raise refusal("task_type", fields.task_type, "Base, with a reference")
+    wanted = "Base" if has_reference else fields.task_type
+    if wanted is None or "task_type" in params_of(pipeline):
+        return wanted
+    return None if wanted == ("Base" if has_reference else "CustomVoice") else wanted
 
 
 def _extra_params(fields: SpeechFields, body: dict[str, Any]) -> dict[str, Any]:
@@ -311,6 +351,17 @@ def _reference(fields: SpeechFields, pipeline: Pipeline) -> tuple[str | None, st
     if text is not None and source is None:
         raise BadInput("ref_text: it came without ref_audio (allowed: both)", field="ref_text")
     return source, place, text
+
+
+def _names(fields: SpeechFields, reference_field: str) -> dict[str, str]:
+    """Return what the body calls the parameters and ports of the stage, where it is something else."""
+    return {
+        "text": "input",
+        "reference": reference_field,
+        "reference_text": "ref_text" if fields.references is None else "references[0].text",
+        "voice": "voice" if fields.speaker is None else "speaker",
+        **{name: f"extra_params.{name}" for name in fields.extra_params or ()},
+    }
 
 
 def _session(fields: SpeechFields) -> str:

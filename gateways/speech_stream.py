@@ -69,6 +69,7 @@ class SpeechStreamRoute:
         config_timeout_s: a client may take so long to send its first configuration.
         idle_timeout_s: a client may say nothing for so long while nothing is spoken.
         write_timeout_s: a client may take nothing for so long.
+        max_file_bytes: limit of a sentence's sound that is sent as one file.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class SpeechStreamRoute:
         config_timeout_s: float,
         idle_timeout_s: float,
         write_timeout_s: float,
+        max_file_bytes: int,
     ) -> None:
         self.speech = speech
         self.draining = draining
         self.config_timeout_s = config_timeout_s
         self.idle_timeout_s = idle_timeout_s
         self.write_timeout_s = write_timeout_s
+        self.max_file_bytes = max_file_bytes
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one socket. When its client goes, this is cancelled, and with it what is being spoken."""
@@ -379,13 +382,13 @@ class _Sound:
         route, request = session.route.speech, session.request
         is_whole = not config.stream.stream_audio
         body = {**config.body, "input": self._unit.text}
-        utterance = await route.utterance(route.parse(body), is_whole=is_whole)
+        utterance = await route.utterance(route.parse(body), session.route.max_file_bytes if is_whole else None)
+        if is_whole:
+            data = await utterance.collect(terms_of(request))
+            await self.begin(utterance.rate_hz)
+            await self._send(data)
+            return
         async with aclosing(utterance.pieces(terms_of(request))) as pieces:
-            if is_whole:
-                data = await route.collect(pieces)
-                await self.begin(utterance.rate_hz)
-                await self._send(data)
-                return
             async for piece in pieces:
                 await self.begin(utterance.rate_hz)
                 await self._send(piece)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from omni_bus.core.binding import Routing
@@ -31,6 +33,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     routing: Routing = "prefix"
     voices: tuple[str, ...] = ()
     """Voices that its stages speak with by themselves, sorted."""
+    params: dict[str, dict[str, Any]] = {}
+    """What a request may set on each stage: the JSON Schema of each parameter, by its name."""
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -168,6 +168,11 @@ class StreamEncoder:
             self._shaper, self._writer = self._begin(audio)
         return self._writer.write(self._shaper.feed(audio))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that were made so far, whether they came already or come at the end."""
+        return 0 if self._writer is None else self._writer.num_bytes
+
     def finish_blocking(self) -> bytes:
         """Return the rest; nothing if nothing was ever fed."""
         if self._shaper is None or self._writer is None:
@@ -198,8 +203,10 @@ class _PcmWriter:
         self._channels = channels
         self._head = wav_header(rate_hz, channels, None) if has_header and not is_whole else b""
         self._kept: list[bytes] | None = [] if has_header and is_whole else None
+        self.num_bytes = 0
 
     def write(self, samples: bytes) -> bytes:
+        self.num_bytes += len(samples)
         if self._kept is not None:
             self._kept.append(samples)
             return b""
@@ -209,8 +216,7 @@ class _PcmWriter:
     def finish(self) -> bytes:
         if self._kept is None:
             return b""
-        num_bytes = sum(map(len, self._kept))
-        return b"".join([wav_header(self._rate_hz, self._channels, num_bytes), *self._kept])
+        return b"".join([wav_header(self._rate_hz, self._channels, self.num_bytes), *self._kept])
 
 
 class _Pipe:
@@ -218,9 +224,11 @@ class _Pipe:
 
     def __init__(self) -> None:
         self._written: list[bytes] = []
+        self.num_bytes = 0
 
     def write(self, data: bytes) -> int:
         self._written.append(bytes(data))
+        self.num_bytes += len(data)
         return len(data)
 
     def take(self) -> bytes:
@@ -251,6 +259,7 @@ class _AvWriter:
         self._context.layout = LAYOUTS[channels]
         self._context.format = codec.sample_format
         self._context.open()
+        self._container.start_encoding()  # else a sound without samples would have no head
         self._cutter = av.AudioResampler(
             format=self._context.format,
             layout=self._context.layout,
@@ -270,6 +279,10 @@ class _AvWriter:
         self._encode([None])
         self._container.close()
         return self._file.getvalue() if isinstance(self._file, io.BytesIO) else self._file.take()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._file.tell() if isinstance(self._file, io.BytesIO) else self._file.num_bytes
 
     def _taken(self) -> bytes:
         return b"" if isinstance(self._file, io.BytesIO) else self._file.take()

@@ -99,17 +99,15 @@ class OpenAIGateway(HttpGateway):
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
         )
-<<<<<<< HEAD
         self._speech_stream = speech_stream.SpeechStreamRoute(
             self._speech,
             self.draining,
             config_timeout_s=self.options.speech_config_timeout_s,
             idle_timeout_s=self.options.speech_idle_timeout_s,
             write_timeout_s=self.options.write_timeout_s,
+            max_file_bytes=self.options.max_answer_bytes,
         )
-=======
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
->>>>>>> speech
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod

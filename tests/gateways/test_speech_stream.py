@@ -14,7 +14,6 @@ from websockets.exceptions import ConnectionClosed
 
 from actors.testing import running
 from gateways import speech_stream
-from omni_bus.wire.payloads import Audio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -307,13 +306,6 @@ async def test_sentence_that_fails_is_told_and_the_next_is_spoken() -> None:
     assert rest[1]["error"] is False
 
 
-async def until_idle(deployment: Running) -> None:
-    """Ask, round trip by round trip, until the voice holds nothing."""
-    while any(row["live"] for row in await deployment.gateway.client.admin("status") if row.get("role") == "stage"):
-        pass
-
-
-ENDLESS = "samples_per_character = 100000000\n"
 SLOW = TOML.replace("samples_per_character = 100\n", "samples_per_character = 1000000\n")
 
 
@@ -396,19 +388,3 @@ async def test_idle_socket_closes_when_the_gateway_drains(deployment: Running) -
         assert "the server is stopping" in (await found.hear())["message"]
         assert await found.code() == 1013
         assert await draining
-
-
-async def test_slow_reader_holds_back_the_voice() -> None:
-    async with running(SLOW.replace("GATEWAY", "").replace("VOICE", "")) as deployment:
-        seen: list[Audio] = []
-        url = deployment.url.replace("http", "ws") + speech_stream.PATH
-        async with connect(url, max_queue=1, max_size=None, write_limit=1024) as socket:
-            found = Client(socket)
-            await found.say("session.config", **STREAMED)
-            await found.say("input.text", text="All of this is far more than anything on the way can hold")
-            await found.say("input.done")
-            await found.until("audio.start")
-            held = -1
-            while held != (held := deployment.stages["voice.0"].stats.chunks_out):  # type: ignore[attr-defined]
-                await asyncio.sleep(0.2)
-            assert not seen

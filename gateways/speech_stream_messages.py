@@ -106,10 +106,10 @@ def _decode(text: str) -> dict[str, Any]:
     try:
         try:
             document = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
-            if "surrogate" not in str(error).lower() or len(raw) > MAX_MESSAGE_BYTES:
+        except msgspec.DecodeError:
+            if len(raw) > MAX_MESSAGE_BYTES or "\\ud" not in text.lower():
                 raise
-            document = json.loads(text)  # one half of a pair, whose other half comes in the next message
+            document = json.loads(text)  # perhaps one half of a pair, whose other half comes in the next message
     except (msgspec.DecodeError, ValueError) as error:
         raise Problem(400, f"message: {str(error)[:200]} (allowed: a JSON object)") from None
     except RecursionError:

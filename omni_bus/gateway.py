@@ -137,7 +137,7 @@ class _Connection(web.RequestHandler):
     refused in the protocol's own error shape. The server knows of each connection until it is lost.
     """
 
-    __slots__ = ("_gateway", "_head_timer", "_open")
+    __slots__ = ("_gateway", "_head_timer", "_open", "is_socket")
 
     def __init__(
         self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop, open_: OpenConnections
@@ -152,6 +152,8 @@ class _Connection(web.RequestHandler):
         self._gateway = gateway
         self._head_timer: asyncio.TimerHandle | None = None
         self._open = open_
+        self.is_socket = False
+        """It became a WebSocket."""
 
     @property
     def is_idle(self) -> bool:
@@ -163,6 +165,11 @@ class _Connection(web.RequestHandler):
         """Close it unless something is under way."""
         if self.is_idle:
             self.force_close()
+
+    def close_after_request(self) -> None:
+        """Take no further request. A WebSocket goes on: what its client still says, its goodbye too, has to be heard."""
+        if not self.is_socket:
+            self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -313,7 +320,8 @@ class GatewayServer:
         if server is None:
             return True
         await asyncio.sleep(0)  # connections accepted just now get their first callback
-        server.pre_shutdown()
+        for connection in self._open.all:
+            connection.close_after_request()
         ends_at = asyncio.get_running_loop().time() + timeout_s
         is_clean = await self._idle_within(timeout_s)
         if not is_clean:
@@ -349,6 +357,9 @@ class GatewayServer:
 
     async def _say_last(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell the client, in a head that is about to be sent, that the connection ends with this answer."""
-        if self._is_retiring:
+        if isinstance(response, web.WebSocketResponse):
+            if isinstance(request.protocol, _Connection):
+                request.protocol.is_socket = True
+        elif self._is_retiring:
             response.headers["Connection"] = "close"
             response.force_close()

@@ -105,6 +105,10 @@ def sentences(events: list[Any]) -> list[tuple[str, bytes]]:
     return found
 
 
+def begun(events: list[Any]) -> list[int]:
+    return [event["sentence_index"] for event in events if isinstance(event, dict) and event["type"] == "audio.start"]
+
+
 async def over_http(deployment: Running, text: str, **fields: Any) -> bytes:
     async with (
         aiohttp.ClientSession(deployment.url) as http,
@@ -126,7 +130,7 @@ async def test_two_utterances_letter_by_letter_on_one_socket(deployment: Running
             assert [text for text, _ in units] == ["Hi there.", "Dr. Who is 3.5 m tall!"]
             for text, pcm in units:
                 assert pcm == await over_http(deployment, text, response_format="pcm")
-            assert [event["sentence_index"] for event in events if "sentence_text" in event] == [0, 1]
+            assert begun(events) == [0, 1]
             assert events[0] | {"id": ""} == {
                 "type": "audio.start",
                 "id": "",
@@ -193,7 +197,7 @@ async def test_commit_speaks_what_came_and_goes_on(deployment: Running) -> None:
         await found.say("input.text", text="three")
         await found.say("input.done")
         events = await found.until("session.done")
-        assert [event["sentence_index"] for event in events if "sentence_text" in event] == [2]
+        assert begun(events) == [2]
         assert events[-1]["total_sentences"] == 3
 
 
@@ -306,7 +310,7 @@ async def test_sentence_that_fails_is_told_and_the_next_is_spoken() -> None:
     assert rest[1]["error"] is False
 
 
-SLOW = TOML.replace("samples_per_character = 100\n", "samples_per_character = 1000000\n")
+SLOW = TOML.replace("samples_per_character = 100\n", "samples_per_character = 100000\n")
 
 
 async def test_cancel_stops_what_is_spoken_and_drops_what_waits() -> None:

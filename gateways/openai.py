@@ -24,6 +24,7 @@ from gateways import (
     openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
+    openai_voices,
     openapi,
     speech_stream,
 )
@@ -32,10 +33,12 @@ from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import load, server_load
 from gateways.media import MediaReader
 from gateways.openai_chat_answer import AudioDelta
-from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
+from gateways.openai_files import FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
+from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
+from gateways.voices import Voices
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -96,8 +99,12 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        voices = Voices(
+            self._files.store, self.options.max_caller_voices, self.options.voice_policy, built_in(self._models)
+        )
+        self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._speech = openai_speech.SpeechRoute(
-            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
+            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )
         self._speech_stream = speech_stream.SpeechStreamRoute(
             self._speech,
@@ -158,6 +165,10 @@ class OpenAIGateway(HttpGateway):
         expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
         app.router.add_post("/v1/files", files.create, expect_handler=expect)
         app.router.add_get("/v1/files", files.list)
+        expect_voice = functools.partial(self.expect, max_bytes=self._voices.max_body_bytes)
+        app.router.add_post(openai_voices.PATH, self._voices.create, expect_handler=expect_voice)
+        app.router.add_get(openai_voices.PATH, self._voices.list)
+        app.router.add_delete(f"{openai_voices.PATH}/{{name}}", self._voices.delete)
         app.router.add_get("/v1/files/{file_id}", files.retrieve)
         app.router.add_delete("/v1/files/{file_id}", files.delete)
         app.router.add_get("/v1/files/{file_id}/content", files.content)
@@ -286,5 +297,6 @@ def operations() -> list[Operation]:
         openai_embeddings.OPERATION,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
+        *openai_voices.OPERATIONS,
         *openai_files.OPERATIONS,
     ]

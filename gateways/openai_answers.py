@@ -113,6 +113,53 @@ class FileDeleted(_Exact, frozen=True):
     deleted: bool
 
 
+# --- voices -------------------------------------------------------------------------------------------------
+
+
+class _Voice(_Exact, frozen=True, kw_only=True):
+    """What is known of an uploaded voice."""
+
+    name: str
+    consent: str
+    created_at: int
+    mime_type: str
+    file_size: int
+    ref_text: str | msgspec.UnsetType = msgspec.UNSET
+    speaker_description: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class NewVoice(_Voice, frozen=True, kw_only=True):
+    """A voice that is kept now."""
+
+
+class UploadedVoice(_Voice, frozen=True, kw_only=True):
+    """One of the caller's voices."""
+
+    embedding_source: Literal["audio"]
+    embedding_dim: int | None
+
+
+class VoiceList(_Exact, frozen=True):
+    """Names of all voices in lower case, and what is known of the caller's own."""
+
+    voices: list[str]
+    uploaded_voices: list[UploadedVoice] | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoiceCreated(_Exact, frozen=True):
+    """A voice is kept."""
+
+    success: Literal[True]
+    voice: NewVoice
+
+
+class VoiceDeleted(_Exact, frozen=True):
+    """A voice is gone."""
+
+    success: Literal[True]
+    message: str
+
+
 # --- chat completions ---------------------------------------------------------------------------------------
 
 

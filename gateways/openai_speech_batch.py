@@ -60,8 +60,8 @@ class SpeechBatchRoute:
 
     async def handle(self, request: web.Request) -> web.Response:
         """Answer one batch. An item that fails leaves the others alone; a client that leaves ends all of them."""
-        shared, items = self._split(await read_json(request, self._options))
         terms = terms_of(request)
+        shared, items = await self._split(await read_json(request, self._options), terms["key"])
         share: Terms = {**terms, "input_bytes": terms["input_bytes"] // len(items)}
         max_bytes = self._options.max_answer_bytes // len(items)
         async with asyncio.TaskGroup() as group:
@@ -81,7 +81,7 @@ class SpeechBatchRoute:
         body = await self._pool.run(msgspec.json.encode, document)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
-    def _split(self, document: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def _split(self, document: dict[str, Any], caller: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return what the items have in common, and each item's own fields.
 
         Raises:
@@ -96,7 +96,7 @@ class SpeechBatchRoute:
             if not isinstance(item, dict):
                 raise refusal(f"items[{i}]", item, "an object with its input")
         _refuse(shared, ("input", *STREAMING), "each item has an input, and a batch is answered in one piece")
-        self._speech.parse(shared | {"input": "-"})
+        await self._speech.read(shared | {"input": "-"}, caller)
         return shared, items
 
     async def _result(
@@ -112,7 +112,7 @@ class SpeechBatchRoute:
     ) -> dict[str, Any]:
         _refuse(item, (*SHARED_ONLY, *STREAMING), "all items have it in common, or a batch has none")
         own = {name: value for name, value in item.items() if value is not None}
-        speech = self._speech.parse(shared | own)
+        speech = await self._speech.read(shared | own, terms["key"])
         utterance = await self._speech.utterance(speech, max_bytes)
         file = await utterance.collect(terms)
         audio = await self._pool.base64(file)

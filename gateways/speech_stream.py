@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import WSMsgType
 
 from gateways import websockets
-from gateways.http import REQUEST_ID, log_failure, terms_of
+from gateways.http import KEY_NAME, REQUEST_ID, log_failure, terms_of
 from gateways.problems import Problem, to_problem
 from gateways.speech_stream_messages import MAX_CONFIG_BYTES, Message, StreamConfig, read_config, read_message
 from gateways.speech_units import Joiner, UnitSplitter
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import WSMessage, web
 
     from gateways.openai_speech import SpeechRoute
+    from gateways.openai_speech_body import Speech
 
 PATH = "/v1/audio/speech/stream"
 
@@ -145,19 +146,19 @@ class _Session:
     async def _read(self) -> None:
         try:
             while (received := await self._receive()) is not None:
-                self._take(received)
+                await self._take(received)
         except Problem as problem:
             await self._send(_error(problem))
             raise
 
-    def _take(self, received: WSMessage) -> None:
+    async def _take(self, received: WSMessage) -> None:
         try:
             if received.type is not WSMsgType.TEXT:
                 raise Problem(400, "message: binary came (allowed: JSON as text)")
             message = read_message(received.data)
             if self._config is None and message.kind not in ("session.config", "session.close"):
                 raise Problem(400, f"type: '{message.kind}' came (allowed at first: session.config)", param="type")
-            self._on_message(message)
+            await self._on_message(message)
         except _Fatal:
             raise
         except Problem as problem:
@@ -198,10 +199,10 @@ class _Session:
         allowed_s = self.route.config_timeout_s if self._config is None else self.route.idle_timeout_s
         return Problem(408, f"{what}: none came in time (allowed: {allowed_s:g} s)")
 
-    def _on_message(self, message: Message) -> None:
+    async def _on_message(self, message: Message) -> None:
         match message.kind:
             case "session.config":
-                self._on_config(message.fields)
+                await self._on_config(message.fields)
             case "input.text":
                 self._on_text(self._joiner.feed(message.fields["text"]))
             case "input.done":
@@ -214,13 +215,17 @@ class _Session:
             case "session.close":
                 self._put(_Close())
 
-    def _on_config(self, fields: dict[str, Any]) -> None:
+    async def _on_config(self, fields: dict[str, Any]) -> None:
         if self._is_open:
             raise Problem(400, "session.config: it came within an utterance (allowed: after input.done)")
-        self._config = read_config(fields, self.route.speech.parse)
+        self._config = await read_config(fields, self.read)
         self._splitter = UnitSplitter(self._config.stream.split_granularity)
         answer = {"response_format": self._config.format} | msgspec.structs.asdict(self._config.stream)
         self._say({"type": "session.configured", "session_id": self._id} | answer)
+
+    async def read(self, body: dict[str, Any]) -> Speech:
+        """Check a body of a request to ``POST /v1/audio/speech``."""
+        return await self.route.speech.read(body, self.request[KEY_NAME])
 
     def _on_text(self, text: str) -> None:
         if not text:
@@ -382,7 +387,8 @@ class _Sound:
         route, request = session.route.speech, session.request
         is_whole = not config.stream.stream_audio
         body = {**config.body, "input": self._unit.text}
-        utterance = await route.utterance(route.parse(body), session.route.max_file_bytes if is_whole else None)
+        speech = await session.read(body)
+        utterance = await route.utterance(speech, session.route.max_file_bytes if is_whole else None)
         if is_whole:
             data = await utterance.collect(terms_of(request))
             await self.begin(utterance.rate_hz)

@@ -16,7 +16,7 @@ from gateways.speech_units import Granularity
 from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from gateways.openai_speech_body import Speech
 
@@ -119,12 +119,12 @@ def _decode(text: str) -> dict[str, Any]:
     return document
 
 
-def read_config(fields: dict[str, Any], parse: Callable[[dict[str, Any]], Speech]) -> StreamConfig:
+async def read_config(fields: dict[str, Any], read: Callable[[dict[str, Any]], Awaitable[Speech]]) -> StreamConfig:
     """Check a configuration.
 
     Args:
         fields: of the message.
-        parse: checks the body of a request to ``POST /v1/audio/speech``.
+        read: checks the body of a request to ``POST /v1/audio/speech``.
 
     Raises:
         Problem: a field that can't be honoured, by name; or a model that is not served.
@@ -134,7 +134,7 @@ def read_config(fields: dict[str, Any], parse: Callable[[dict[str, Any]], Speech
         for name in NOT_HERE & body.keys():
             raise refusal(name, body[name], "null: text comes in messages, and stream_audio says how sound is sent")
         stream = read_fields(StreamFields, fields)
-        speech = parse({**body, "input": "a"})
+        speech = await read({**body, "input": "a"})
     except BadInput as error:
         raise to_problem(error) from error
     if stream.stream_audio and speech.format not in ("pcm", "pcm16"):

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta
 
-from adapters.sentences import SentenceSplitter
+from adapters.sentences import sentences_of
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed, unknown_name
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Blob, Payload, Text, kind_of
+from omni_bus.wire.payloads import Audio, Blob, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -144,7 +144,7 @@ class HibariVoice(StreamingEngine):
         voice = await self._on_thread(self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
-        async for sentence in _sentences(inputs):
+        async for sentence in sentences_of(inputs):
             for phonemes in await self._on_thread(_phonemes_blocking, voice, sentence):
                 samples = await self._on_thread(_samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
@@ -225,17 +225,6 @@ def _generator(seed: int | None) -> np.random.Generator:
     import numpy as np
 
     return np.random.default_rng(seed)
-
-
-async def _sentences(inputs: Inputs) -> AsyncIterator[str]:
-    splitter = SentenceSplitter()
-    async for payload in inputs.port("text"):
-        if not isinstance(payload, Text):
-            raise BadInput(f"text: {kind_of(payload)} came (allowed: text)", field="text")
-        for sentence in splitter.feed(payload.text):
-            yield sentence
-    for sentence in splitter.end():
-        yield sentence
 
 
 def _phonemes_blocking(voice: Any, sentence: str) -> list[str]:

@@ -44,7 +44,7 @@ OPERATION = openapi.Operation(
             content={"application/json": SpeechBatch},
         )
     },
-    errors=(404, 429, 504),
+    errors=(404,),
     headers=HEADERS,
 )
 """For the OpenAPI document."""

@@ -93,7 +93,7 @@ class SpeechStreamRoute:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one socket. When its client goes, this is cancelled, and with it what is being spoken."""
         terms_of(request)  # refused before the upgrade, with a status
-        socket = await websockets.upgrade(request, max_message_bytes=4 * MAX_CONFIG_BYTES)
+        socket = await websockets.upgrade(request, max_message_bytes=MAX_CONFIG_BYTES, may_compress=False)
         await _Session(self, request, socket).serve()
         return socket
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gateways.openai_speech_body import Speech
 
 MAX_CONFIG_BYTES = 15 * 1024 * 1024
-"""Of a configuration: a reference of 10 MiB in base64 fits."""
+"""Of a configuration: a reference of 10 MiB in base64 fits. A longer message closes the socket."""
 
-MAX_MESSAGE_BYTES = 128 * 1024
+MAX_MESSAGE_CHARS = 128 * 1024
 """Of any other message."""
 
 Kind: TypeAlias = Literal["session.config", "input.text", "input.done", "input.commit", "input.cancel", "session.close"]
@@ -72,17 +72,14 @@ def read_message(text: str) -> Message:
     """Read a message.
 
     Raises:
-        Problem: it is too long, no JSON object, or of no known type.
+        Problem: it is too long for its type, no JSON object, or of no known type.
     """
-    num_bytes = len(text)  # characters: never more than bytes, and what peers count
-    if num_bytes > MAX_CONFIG_BYTES:
-        raise Problem(413, f"message: {num_bytes} characters came (allowed: at most {MAX_CONFIG_BYTES})")
     document = _decode(text)
     kind = document.pop("type", None)
     if kind not in KINDS:
         raise Problem(400, f"type: {shown(kind)} came (allowed: {', '.join(KINDS)})", param="type")
-    if num_bytes > MAX_MESSAGE_BYTES and kind != "session.config":
-        raise Problem(413, f"{kind}: {num_bytes} characters came (allowed: at most {MAX_MESSAGE_BYTES})", param=kind)
+    if len(text) > MAX_MESSAGE_CHARS and kind != "session.config":
+        raise Problem(413, f"{kind}: {len(text)} characters came (allowed: at most {MAX_MESSAGE_CHARS})", param=kind)
     if kind == "session.config":
         session = document.pop("session", None)
         if session is not None and not isinstance(session, dict):
@@ -107,7 +104,7 @@ def _decode(text: str) -> dict[str, Any]:
         try:
             document = msgspec.json.decode(raw)
         except msgspec.DecodeError:
-            if len(raw) > MAX_MESSAGE_BYTES or "\\ud" not in text.lower():
+            if len(text) > MAX_MESSAGE_CHARS or "\\ud" not in text.lower():
                 raise
             document = json.loads(text)  # perhaps one half of a pair, whose other half comes in the next message
     except (msgspec.DecodeError, ValueError) as error:

@@ -213,6 +213,7 @@ async def test_a_voice_is_spoken_with(speaking: Running, fields: dict[str, Any])
     assert body == struct.pack("<h", 1000) * 24_000  # itself, once for each word
     assert headers["X-Sample-Rate"] == "8000"
     _, params, reference = Parrot.seen[0]
+    assert reference is not None
     assert (params.task_type, params.reference_text) == ("Base", "a word")
     assert (reference.num_frames, reference.channels) == (12_000, 1)
 

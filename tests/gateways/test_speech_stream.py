@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -310,12 +312,12 @@ async def test_sentence_that_fails_is_told_and_the_next_is_spoken() -> None:
     assert rest[1]["error"] is False
 
 
-SLOW = TOML.replace("samples_per_character = 100\n", "samples_per_character = 100000\n")
+LONG = toml().replace("_character = 100\n", "_character = 100000\n").replace("chunk_bytes = 400", "chunk_bytes = 4000")
 
 
 async def test_cancel_stops_what_is_spoken_and_drops_what_waits() -> None:
     async with (
-        running(SLOW.replace("GATEWAY", "").replace("VOICE", "")) as deployment,
+        running(LONG) as deployment,
         client(deployment, STREAMED | {"split_granularity": "sentence"}) as found,
     ):
         await found.say("input.text", text="One long one. Two long ones. And")
@@ -335,7 +337,7 @@ async def test_cancel_stops_what_is_spoken_and_drops_what_waits() -> None:
 
 
 async def test_client_that_leaves_frees_the_engine() -> None:
-    async with running(SLOW.replace("GATEWAY", "").replace("VOICE", "")) as deployment:
+    async with running(LONG) as deployment:
         async with client(deployment, STREAMED) as found:
             await found.say("input.text", text="Much too much to say")
             await found.say("input.done")
@@ -347,7 +349,7 @@ async def test_client_that_leaves_frees_the_engine() -> None:
 
 
 async def test_close_while_it_speaks_is_noticed_at_once() -> None:
-    async with running(SLOW.replace("GATEWAY", "").replace("VOICE", "")) as deployment:
+    async with running(LONG) as deployment:
         async with client(deployment, STREAMED) as found:
             await found.say("input.text", text="Much too much to say")
             await found.say("input.done")
@@ -356,8 +358,8 @@ async def test_close_while_it_speaks_is_noticed_at_once() -> None:
             await deployment.gateway.client.admin("status")
 
 
-async def test_limits_end_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(SLOW.replace("GATEWAY", "").replace("VOICE", "")) as deployment:
+async def test_limits_end_the_session() -> None:
+    async with running(LONG) as deployment:
         async with client(deployment, STREAMED) as found:
             await found.say("input.text", text="Speak for long")
             await found.say("input.done")
@@ -392,3 +394,57 @@ async def test_idle_socket_closes_when_the_gateway_drains(deployment: Running) -
         assert "the server is stopping" in (await found.hear())["message"]
         assert await found.code() == 1013
         assert await draining
+
+
+async def test_slow_reader_holds_back_the_voice_and_loses_nothing() -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    slow.setblocking(False)
+    text = "Two megabytes"
+    async with running(LONG) as deployment:
+        stage = deployment.stages["voice.0"]
+        await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", deployment.port))
+        url = deployment.url.replace("http", "ws") + speech_stream.PATH
+        async with connect(url, sock=slow, max_queue=1, max_size=None) as connected:
+            found = Client(connected)
+            await found.say("session.config", **STREAMED)
+            await found.say("input.text", text=text)
+            await found.say("input.done")
+            while not stage.stats.suspended:
+                await deployment.gateway.client.admin("status")
+            assert stage.stats.steps * 4000 < len(text) * 100_000
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+            [(_, pcm)] = sentences((await found.until("session.done"))[1:])
+
+    assert len(pcm) == 2 * 100_000 * len(text)
+
+
+@pytest.mark.model
+async def test_real_voice_says_the_same_as_over_http() -> None:
+    """The OpenAI SDK asks for the same text, voice and seed, and gets the same samples."""
+    pytest.importorskip("hibari")
+    hibari = """
+[stages.voice]
+adapter = "hibari"
+[pipelines.speech]
+edges = ["in.text -> voice.text", "voice.audio -> out.audio"]
+[gateways.openai]
+"""
+    config = STREAMED | {"voice": "heart", "seed": 5, "split_granularity": "sentence"}
+    async with (
+        running(hibari) as deployment,
+        client(deployment, config) as found,
+        AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        for letter in "The capital of France is Paris. Dr. Smith has 3.5 dogs.":
+            await found.say("input.text", text=letter)
+        await found.say("input.done")
+        spoken = sentences(await found.until("session.done"))
+        assert [text for text, _ in spoken] == ["The capital of France is Paris.", "Dr. Smith has 3.5 dogs."]
+        for text, pcm in spoken:
+            asked = sdk.audio.speech.with_streaming_response.create(
+                model="speech", voice="heart", input=text, response_format="pcm", extra_body={"seed": 5}
+            )
+            async with asked as response:
+                assert await response.read() == pcm
+            assert len(pcm) > 48_000

@@ -11,13 +11,14 @@ from gateways import openai_answers as answers
 from gateways.forms import FRAMING_BYTES, read_form
 from gateways.http import KEY_NAME, json_response
 from gateways.openai_files import FilesOptions
-from gateways.openai_models import find_model, speakers_of
+from gateways.openai_models import REFERENCE, find_model, speakers_of
 from gateways.openai_speech import check_reference_length
 from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
 from gateways.voices import Policy, read_name
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.media.spool import Spool
+from omni_bus.media.store import disk_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,7 +159,8 @@ class VoicesRoutes:
         models = self._models
         if (name := request.query.get("model")) is not None:
             models = {name: find_model(name, models, lambda pipeline: bool(speakers_of(pipeline)), "speaks")}
-        uploaded = await self._voices.entries(request[KEY_NAME])
+        takes_reference = name is None or REFERENCE in models[name].inputs
+        uploaded = await self._voices.entries(request[KEY_NAME]) if takes_reference else {}
         names = sorted({*built_in(models), *uploaded})
         if names_only == "true":
             return json_response({"voices": names})
@@ -171,8 +173,8 @@ class VoicesRoutes:
         try:
             with Spool(self._options.max_voice_bytes, what="audio_sample") as sample:
                 entry = await self._receive(request, sample)
-        except OmniBusError as error:
-            problem = to_problem(error)
+        except (OmniBusError, OSError) as error:
+            problem = to_problem(disk_error(error) if isinstance(error, OSError) else error)
             problem.must_close = request.can_read_body
             raise problem from error
         about = entry.metadata

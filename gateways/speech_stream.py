@@ -322,25 +322,33 @@ class _Session:
             return
         end: dict[str, Any] = {"error": False}
         try:
-            async with asyncio.timeout(None) as self._speaking:
-                await sound.send_all()
-        except TimeoutError:
-            if self._speaking is None or not self._speaking.expired():
-                raise
-            end["cancelled"] = True
-        except (ConnectionError, asyncio.CancelledError):
+            async with asyncio.timeout(None) as stop:
+                await self._cancellable(stop, sound)
+        except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 (one sentence fails, the socket stays)
-            problem = to_problem(error)
-            log_failure(problem, error, self.request[REQUEST_ID])
-            end["error"] = True
-            partial = {"partial_audio": True, "action": "discard"} if sound.num_bytes else {}
-            await sound.begin(None)
-            await self._send(sound.place | _error(problem) | partial)
-        finally:
-            self._speaking = None
+            if isinstance(error, TimeoutError) and stop.expired():
+                end["cancelled"] = True
+            else:
+                end["error"] = True
+                await self._tell_failure(sound, error)
         if sound.has_begun:
             await self._send({"type": "audio.done", **sound.place, "total_bytes": sound.num_bytes, **end})
+
+    async def _cancellable(self, stop: asyncio.Timeout, sound: _Sound) -> None:
+        """Send a sound; a cancel ends it by `stop`, which it must not touch afterwards."""
+        self._speaking = stop
+        try:
+            await sound.send_all()
+        finally:
+            self._speaking = None
+
+    async def _tell_failure(self, sound: _Sound, error: Exception) -> None:
+        problem = to_problem(error)
+        log_failure(problem, error, self.request[REQUEST_ID])
+        partial = {"partial_audio": True, "action": "discard"} if sound.num_bytes else {}
+        await sound.begin(None)
+        await self._send(sound.place | _error(problem) | partial)
 
     async def _send(self, event: dict[str, Any]) -> None:
         await self.send(msgspec.json.encode(event).decode())

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from gateways.fields import names_of, read_fields, refusal, refuse_unknown, shown
 from gateways.json_body import MAX_JSON_WEIGHT, JsonWeight
-from gateways.openai_fields import Bool
+from gateways.openai_fields import Bool, flatten
 from gateways.problems import Problem, to_problem
 from gateways.speech_units import Granularity
 from omni_bus.errors import BadInput
@@ -126,8 +126,9 @@ async def read_config(fields: dict[str, Any], read: Callable[[dict[str, Any]], A
     Raises:
         Problem: a field that can't be honoured, by name; or a model that is not served.
     """
-    body = {name: value for name, value in fields.items() if name not in OWN and value is not None}
     try:
+        fields = flatten(fields)
+        body = {name: value for name, value in fields.items() if name not in OWN and value is not None}
         for name in NOT_HERE & body.keys():
             raise refusal(name, body[name], "null: text comes in messages, and stream_audio says how sound is sent")
         stream = read_fields(StreamFields, fields)

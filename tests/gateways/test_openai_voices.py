@@ -261,7 +261,9 @@ async def test_list_refuses_what_it_does_not_know() -> None:
         caller = Caller(deployment)
         assert (await caller.ask("GET", f"{VOICES}?names_only=yes"))[1]["error"]["param"] == "names_only"
         assert (await caller.ask("GET", f"{VOICES}?model=nope"))[0] == 404
+        await caller.upload()
         assert (await caller.ask("GET", f"{VOICES}?model=ramp"))[1] == {"voices": ["default"], "uploaded_voices": []}
+        assert (await caller.ask("GET", f"{VOICES}?model=parrot"))[1]["voices"] == ["alice", "default"]
 
 
 async def test_uploads_of_one_name_at_once_leave_one_voice() -> None:

@@ -227,6 +227,7 @@ async def test_config_may_change_between_utterances_and_not_within(deployment: R
     [
         ({"stream_audio": True}, "response_format: 'wav' came (allowed: pcm, with stream_audio)"),
         (STREAMED | {"speed": 2}, "speed: 2 came (allowed: 1 or null, with stream_audio)"),
+        (STREAMED | {"extra_body": {"speed": 2}}, "speed: 2 came"),
         ({"split_granularity": "word"}, "split_granularity: 'word' came (allowed: none, sentence, clause)"),
         ({"split_granularty": "none"}, "split_granularty: unknown field"),
         ({"model": "nope"}, "model: 'nope' is not served here (allowed: ramp)"),

@@ -21,6 +21,7 @@ from gateways.http import KEY_NAME, REQUEST_ID, log_failure, terms_of
 from gateways.problems import Problem, to_problem
 from gateways.speech_stream_messages import MAX_CONFIG_BYTES, Message, StreamConfig, read_config, read_message
 from gateways.speech_units import Joiner, UnitSplitter
+from omni_bus.errors import Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ class _Session:
         try:
             while (received := await self._receive()) is not None:
                 await self._take(received)
-        except Problem as problem:
-            await self._send(_error(problem))
+        except (Problem, Unavailable) as error:
+            await self._send(_error(to_problem(error)))
             raise
 
     async def _take(self, received: WSMessage) -> None:
@@ -192,9 +193,9 @@ class _Session:
             allowed_s = self.route.config_timeout_s if self._config is None else self.route.idle_timeout_s
             limit.reschedule(now + allowed_s)
 
-    def _end_of_patience(self) -> Problem:
+    def _end_of_patience(self) -> Problem | Unavailable:
         if self.route.draining.is_set() and not self._is_open:
-            return Problem(503, STOPPING)
+            return Unavailable(STOPPING)
         what = "session.config" if self._config is None else "message"
         allowed_s = self.route.config_timeout_s if self._config is None else self.route.idle_timeout_s
         return Problem(408, f"{what}: none came in time (allowed: {allowed_s:g} s)")

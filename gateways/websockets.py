@@ -93,6 +93,9 @@ async def upgrade(
     Raises:
         Problem: 400, the handshake is not one.
     """
+    if not is_upgrade(request):
+        came = request.headers.get("Upgrade", "")[:40] or "none"
+        raise Problem(400, f"Upgrade: {came} came (allowed: websocket)", param="Upgrade")
     for name in HANDSHAKE:
         if not request.headers.get(name, "").isascii():  # aiohttp can neither read nor repeat it
             raise Problem(400, f"{name}: bytes beyond ASCII came (allowed: what RFC 6455 says)")

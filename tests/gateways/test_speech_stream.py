@@ -389,12 +389,24 @@ async def test_silent_client_is_closed_but_not_while_it_listens() -> None:
             assert await found.code() == 1008
 
 
-async def test_idle_socket_closes_when_the_gateway_drains(deployment: Running) -> None:
+async def test_plain_request_is_told_what_is_missing(deployment: Running) -> None:
+    async with (
+        aiohttp.ClientSession(deployment.url) as http,
+        http.get(speech_stream.PATH) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["message"] == "Upgrade: none came (allowed: websocket)"
+
+
+async def test_idle_socket_closes_when_the_gateway_drains(
+    deployment: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     async with client(deployment, {}) as found:
         draining = asyncio.create_task(deployment.gateway.drain(30.0))
         assert "the server is stopping" in (await found.hear())["message"]
         assert await found.code() == 1013
         assert await draining
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_slow_reader_holds_back_the_voice_and_loses_nothing() -> None:

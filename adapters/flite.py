@@ -3,7 +3,8 @@
 A system program (Debian's package ``flite``), run once for each sentence. Facts about flite 2.2, measured: a sentence
 of five seconds takes 0.1 s on one core. It reads text from its standard input, where no other process sees it; it
 writes a wav file and goes back in it, so that a pipe won't do. It speaks with its default voice if it doesn't know the
-one that is asked for, and takes no characters beyond ASCII. Numbers, dates and amounts it reads out itself.
+one that is asked for, and takes no characters beyond ASCII. Numbers it reads out itself; dates, times and units it
+doesn't, so they are written out before.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import shutil
 import subprocess
 import unicodedata
 import wave
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, BinaryIO, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.sentences import sentences_of
+from adapters.sentences import sentences_of, written_out
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import StageFailed, StartFailed, unknown_name
 from omni_bus.wire.frames import Finish
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "flite"
 INSTALL_PROGRAM = "apt-get install flite"
-INSTALL_PACKAGES = "pip install sentencex==1.0.32 anyascii==0.3.3"
+INSTALL_PACKAGES = "pip install 'omni-bus[voice]'"
 
 PIECES_PER_S = 4
 """Audio leaves in pieces of a quarter of a second, so that credit and cancels are finer than a sentence."""
@@ -90,9 +91,10 @@ class FliteVoice(StreamingEngine):
         """Return what is missing: the program, a package, or the voice."""
         if shutil.which(PROGRAM) is None:
             return [f"adapter: flite needs the program {PROGRAM} ({INSTALL_PROGRAM})"]
-        missing = [name for name in ("anyascii", "sentencex") if importlib.util.find_spec(name) is None]
+        packages = ("anyascii", "hibari", "sentencex")
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
         if missing:
-            return [f"adapter: flite needs {' and '.join(missing)} ({INSTALL_PACKAGES})"]
+            return [f"adapter: flite needs {', '.join(missing)} ({INSTALL_PACKAGES})"]
         known = _voices_blocking()
         return [] if options.voice in known else [f"voice: {unknown_name('voice', options.voice, known).message}"]
 
@@ -137,10 +139,12 @@ class FliteVoice(StreamingEngine):
 
 
 def plain(text: str) -> str:
-    """Return a text in ASCII, other letters by what sounds like them; empty where nothing is left to speak."""
+    """Return a text in ASCII, written out, other letters by what sounds like them; empty if nothing can be spoken."""
     from anyascii import anyascii
 
-    found = "".join(char for char in anyascii(unicodedata.normalize("NFC", text)) if char.isprintable())
+    # First "10 °C", whose sign would get lost; then "GBP20", which "£20" becomes.
+    spelt = written_out(anyascii(written_out(unicodedata.normalize("NFC", text))))
+    found = "".join(char for char in spelt if char.isprintable())
     return found if any(char.isalnum() for char in found) else ""
 
 
@@ -150,34 +154,35 @@ async def _speak(text: str, voice: str, speed: float) -> Audio:
     Raises:
         StageFailed: it failed.
     """
-    file = os.memfd_create("omni-bus-flite", os.MFD_CLOEXEC)
-    try:
+    with _memory() as written, _memory() as spoken:
+        written.write(f"{text}\n".encode())
+        written.seek(0)
         process = await asyncio.create_subprocess_exec(
             PROGRAM,
-            *("-voice", voice, "--setf", f"duration_stretch={1 / speed:.6f}", "-o", f"/proc/self/fd/{file}"),
-            stdin=subprocess.PIPE,
+            *("-voice", voice, "--setf", f"duration_stretch={1 / speed:.6f}"),
+            *("-o", f"/proc/self/fd/{spoken.fileno()}"),
+            stdin=written,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(file,),
+            pass_fds=(spoken.fileno(),),
         )
         try:
-            await process.communicate(f"{text}\n".encode())
+            await process.wait()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode or not os.fstat(file).st_size:
+        if process.returncode or not spoken.seek(0, os.SEEK_END):
             raise StageFailed(f"flite ended with {process.returncode} and without sound")
-        return _read(file)
-    finally:
-        os.close(file)
+        spoken.seek(0)
+        with wave.open(spoken, "rb") as sound:
+            data = sound.readframes(sound.getnframes())
+            return Audio(sound.getframerate(), sound.getnchannels(), "s16", Blob(data))
 
 
-def _read(file: int) -> Audio:
-    os.lseek(file, 0, os.SEEK_SET)
-    with open(file, "rb", closefd=False) as stream, wave.open(stream) as sound:
-        data = sound.readframes(sound.getnframes())
-        return Audio(sound.getframerate(), sound.getnchannels(), "s16", Blob(data))
+def _memory() -> BinaryIO:
+    """Return a file that is nowhere on a disk."""
+    return open(os.memfd_create("omni-bus-flite", os.MFD_CLOEXEC), "w+b", buffering=0)
 
 
 def _pieces(sound: Audio) -> list[Audio]:

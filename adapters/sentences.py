@@ -150,6 +150,19 @@ async def sentences_of(inputs: Inputs) -> AsyncIterator[str]:
         yield sentence
 
 
+def written_out(text: str) -> str:
+    """Return English with dates, times, units, ranges and abbreviations as words, as hibari reads them.
+
+    For voices that don't do it by themselves; plain numbers are left to them.
+    """
+    from hibari.g2p.normalize import normalize
+
+    try:
+        return normalize(text)
+    except (ValueError, LookupError):  # it stumbles over odd digits
+        return text
+
+
 def _find_cut(text: str) -> int:
     """Return where to cut an overlong sentence: after the last clause of its second half, else after the last word."""
     for rule, least in ((_CLAUSE_END, MAX_SENTENCE_CHARS // 2), (_WORD_END, 1)):

@@ -40,7 +40,7 @@ def test_missing_program_and_packages_say_how_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/flite")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     [problem] = FliteVoice.check(FliteOptions())
-    assert problem.startswith("adapter: flite needs anyascii and sentencex (pip install")
+    assert problem.startswith("adapter: flite needs anyascii, hibari, sentencex (pip install")
 
 
 @pytest.mark.parametrize("params", [{"speed": 0.4}, {"speed": "fast"}, {"seed": 1}, {"voice": 3}])
@@ -57,10 +57,15 @@ def test_parameter_that_is_not_honoured_is_refused_by_name(params: dict[str, Any
         ("Привет", "Privet"),
         ("a\x00b\x1b[1m", "ab[1m"),
         ("…!?", ""),
+        ("at 3:45 pm on 12/05/2021", "at three forty-five P.M. on December fifth, 2021"),
+        ("5 km at 10°C", "5 kilometers at 10 degrees Celsius"),
+        ("£20 or €5, $3.50", "20 pounds or 5 euros, $3.50"),
+        ("odd digits: ²³ ٣", "odd digits: squared cubed 3"),
     ],
 )
 def test_text_is_spoken_in_ascii(text: str, expected: str) -> None:
     pytest.importorskip("anyascii")
+    pytest.importorskip("hibari")
     assert plain(text) == expected
 
 

@@ -200,7 +200,7 @@ SAMPLES: dict[str, Sample] = {
         {"text": [Json({})]},
         {"speed": -1.0},
         streamed_port="text",
-        packages=("anyascii", "sentencex"),
+        packages=("anyascii", "hibari", "sentencex"),
         programs=("flite",),
     ),
     "synthetic-text": Sample(

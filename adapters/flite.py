@@ -104,7 +104,7 @@ class FliteVoice(StreamingEngine):
         return _voices_blocking()
 
     def load(self, report: Report) -> None:
-        """Ask the program for its voices.
+        """Ask the program for its voices, and load what texts are prepared with.
 
         Raises:
             StartFailed: the program, a package or the voice is not there; says how to get it.
@@ -114,6 +114,11 @@ class FliteVoice(StreamingEngine):
             raise StartFailed(problems[0])
         self._voices = _voices_blocking()
         report("voices", 1.0)
+        report("warm-up", 0.0)
+        import sentencex  # noqa: F401
+
+        plain("Warm up 3 km.")
+        report("warm-up", 1.0)
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Speak one text; text without anything to speak gives no audio and still finishes.

@@ -123,6 +123,8 @@ async def over_http(deployment: Running, text: str, **fields: Any) -> bytes:
 async def test_two_utterances_letter_by_letter_on_one_socket(deployment: Running) -> None:
     config = STREAMED | {"split_granularity": "sentence", "model": "ramp"}
     async with client(deployment, config) as found:
+        assert found.socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in found.socket.response.headers  # sound is not compressed
         for number in (0, 1):
             for letter in "Hi there. Dr. Who is 3.5 m tall!":
                 await found.say("input.text", text=letter)

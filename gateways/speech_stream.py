@@ -115,6 +115,8 @@ class _Session:
         self._num_segments = self._segment_start = 0
         self._is_open = False
         """Text came since the last utterance ended."""
+        self._is_closing = False
+        """The client said its last word; what comes after it is dropped."""
         self._queue: deque[_Unit | _Say | _Close] = deque()
         self._num_says = 0
         """Events in the queue."""
@@ -153,6 +155,8 @@ class _Session:
             raise
 
     async def _take(self, received: WSMessage) -> None:
+        if self._is_closing:
+            return
         try:
             if received.type is not WSMsgType.TEXT:
                 raise Problem(400, "message: binary came (allowed: JSON as text)")
@@ -214,6 +218,7 @@ class _Session:
             case "input.cancel":
                 self._on_cancel()
             case "session.close":
+                self._is_closing = True
                 self._put(_Close())
 
     async def _on_config(self, fields: dict[str, Any]) -> None:

@@ -109,6 +109,8 @@ class Voices:
 
     async def resolve(self, name: str, caller: str) -> VoiceSample | None:
         """Return what a caller's voice is spoken with; None if the caller has none of that name."""
+        if key_of(name) in self._reserved:  # the usual case, without a look at the disk
+            return None
         entry = (await self.entries(caller)).get(key_of(name))
         fd = await self._store.open(entry) if entry is not None else None
         if entry is None or fd is None:

@@ -176,6 +176,18 @@ async def test_stream_starts_before_it_is_made_and_other_rates_are_told(deployme
     assert pcm == await over_http(deployment, text, response_format="pcm", sample_rate=8000)
 
 
+async def test_close_comes_after_what_was_said_and_nothing_after_it(deployment: Running) -> None:
+    async with client(deployment, STREAMED) as found:
+        await found.say("input.text", text="Said.")
+        await found.say("input.done")
+        for _ in range(3):
+            await found.say("session.close")
+            await found.say("input.text", text="Not said.")
+        events = await found.until("session.done")
+        assert [text for text, _ in sentences(events)] == ["Said."]
+        assert await found.code() == 1000
+
+
 async def test_empty_flush_is_an_utterance_without_sentences(deployment: Running) -> None:
     async with client(deployment, {}) as found:
         await found.say("input.done")

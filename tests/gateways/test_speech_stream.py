@@ -311,10 +311,10 @@ async def test_emoji_in_two_halves_arrives_whole(deployment: Running) -> None:
 
 async def test_sentence_that_fails_is_told_and_the_next_is_spoken() -> None:
     async with (
-        running(toml(voice="params = { fail_at_step = 3 }")) as deployment,
+        running(toml(voice="params = { fail_at_step = 20 }")) as deployment,
         client(deployment, STREAMED | {"split_granularity": "sentence"}) as found,
     ):
-        await found.say("input.text", text="This one fails. A.")
+        await found.say("input.text", text="This one fails when many of its pieces have been taken by the client. A.")
         await found.say("input.done")
         events = await found.until("session.done")
 

@@ -92,7 +92,7 @@ class SpeechRoute:
         """Answer one request. When its client goes, this is cancelled, and with it the request on the bus."""
         speech = await self.read(await read_json(request, self._options), request[KEY_NAME])
         max_bytes = self._options.max_answer_bytes if speech.delivery == "whole" else None
-        utterance = await self.utterance(speech, max_bytes)
+        utterance = self.utterance(speech, await self.read_reference(speech), max_bytes)
         match speech.delivery:
             case "whole":
                 return await self._whole(request, speech, utterance)
@@ -107,9 +107,12 @@ class SpeechRoute:
         sample = None if name is None else await self._voices.resolve(name, caller)
         return parse(body, self._models, max_chars=self._max_chars, sample=sample)
 
-    async def utterance(self, speech: Speech, max_bytes: int | None) -> Utterance:
-        """Return what is to be spoken, with its reference read; see `Utterance`."""
-        reference = await read_reference(speech, self._media)
+    async def read_reference(self, speech: Speech) -> Audio | None:
+        """Return the sound that a body names; see `read_reference`."""
+        return await read_reference(speech, self._media)
+
+    def utterance(self, speech: Speech, reference: Audio | None, max_bytes: int | None) -> Utterance:
+        """Return what is to be spoken; see `Utterance`."""
         return Utterance(self._client, self._pool, speech, reference, max_bytes=max_bytes)
 
     async def _whole(self, request: web.Request, speech: Speech, utterance: Utterance) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.fields import refusal
-from gateways.http import REQUEST_ID, Terms, read_json, terms_of
+from gateways.http import BODY_BYTES, KEY_NAME, REQUEST_ID, Terms, read_json, terms_of
 from gateways.openai_answers import SpeechBatch
 from gateways.openai_chat import HEADERS
 from gateways.openai_fields import flatten, optional
@@ -18,6 +18,7 @@ from gateways.openai_speech_body import schema as speech_schema
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import OmniBusError
 from omni_bus.media.encoder import MEDIA_TYPES
+from omni_bus.wire.payloads import Audio
 
 if TYPE_CHECKING:
     from gateways.http import HttpOptions
@@ -44,7 +45,7 @@ OPERATION = openapi.Operation(
             content={"application/json": SpeechBatch},
         )
     },
-    errors=(404,),
+    errors=(404, 422),
     headers=HEADERS,
 )
 """For the OpenAPI document."""
@@ -59,16 +60,19 @@ class SpeechBatchRoute:
         self._options = options
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer one batch. An item that fails leaves the others alone; a client that leaves ends all of them."""
-        terms = terms_of(request)
-        shared, items = await self._split(await read_json(request, self._options), terms["key"])
-        share: Terms = {**terms, "input_bytes": terms["input_bytes"] // len(items)}
-        max_bytes = self._options.max_answer_bytes // len(items)
+        """Answer one batch: an item that fails leaves the others alone; a client that leaves ends all of them."""
+        shared, items = split(await read_json(request, self._options))
+        # What is wrong with what they have in common is told once; and its reference is read once.
+        common = await self._speech.read(shared | {"input": "-"}, request[KEY_NAME])
+        batch = _Batch(
+            shared=shared,
+            reference=common.reference,
+            sound=await self._speech.read_reference(common),
+            terms={**terms_of(request), "input_bytes": request[BODY_BYTES] // len(items)},
+            max_bytes=self._options.max_answer_bytes // len(items),
+        )
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._result(index, shared, item, share, max_bytes))
-                for index, item in enumerate(items)
-            ]
+            tasks = [group.create_task(self._result(index, item, batch)) for index, item in enumerate(items)]
         results = [task.result() for task in tasks]
         num_succeeded = sum(result["status"] == "success" for result in results)
         document = {
@@ -81,46 +85,58 @@ class SpeechBatchRoute:
         body = await self._pool.run(msgspec.json.encode, document)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
-    async def _split(self, document: dict[str, Any], caller: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return what the items have in common, and each item's own fields.
-
-        Raises:
-            BadInput: no list of items, or a field that they have in common can't be honoured.
-            Problem: 404 for a model that is not served.
-        """
-        shared = {**flatten(document)}
-        items = shared.pop("items", None)
-        if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
-            raise refusal("items", items, f"a list of 1 to {MAX_ITEMS} objects, each with its input")
-        for i, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise refusal(f"items[{i}]", item, "an object with its input")
-        _refuse(shared, ("input", *STREAMING), "each item has an input, and a batch is answered in one piece")
-        await self._speech.read(shared | {"input": "-"}, caller)
-        return shared, items
-
-    async def _result(
-        self, index: int, shared: dict[str, Any], item: dict[str, Any], terms: Terms, max_bytes: int
-    ) -> dict[str, Any]:
+    async def _result(self, index: int, item: dict[str, Any], batch: _Batch) -> dict[str, Any]:
         try:
-            return {"index": index, "status": "success", **await self._speak(shared, item, terms, max_bytes)}
+            return {"index": index, "status": "success", **await self._speak(item, batch)}
         except (OmniBusError, Problem) as error:
             return {"index": index, "status": "error", "error": to_problem(error).message}
 
-    async def _speak(
-        self, shared: dict[str, Any], item: dict[str, Any], terms: Terms, max_bytes: int
-    ) -> dict[str, Any]:
+    async def _speak(self, item: dict[str, Any], batch: _Batch) -> dict[str, Any]:
         _refuse(item, (*SHARED_ONLY, *STREAMING), "all items have it in common, or a batch has none")
         own = {name: value for name, value in item.items() if value is not None}
-        speech = await self._speech.read(shared | own, terms["key"])
-        utterance = await self._speech.utterance(speech, max_bytes)
-        file = await utterance.collect(terms)
+        speech = await self._speech.read(batch.shared | own, batch.terms["key"])
+        is_common = speech.reference == batch.reference
+        reference = batch.sound if is_common else await self._speech.read_reference(speech)
+        utterance = self._speech.utterance(speech, reference, batch.max_bytes)
+        file = await utterance.collect(batch.terms)
         audio = await self._pool.base64(file)
         return {
             "audio_data": msgspec.Raw(b'"' + audio + b'"'),
             "media_type": MEDIA_TYPES[speech.format],
             "usage": utterance.usage,
         }
+
+
+class _Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the items of a batch have in common."""
+
+    shared: dict[str, Any]
+    """Fields."""
+    reference: str | bytes | None
+    """Where the sound of their voice is."""
+    sound: Audio | None
+    """What was read there."""
+    terms: Terms
+    """Of each item."""
+    max_bytes: int
+    """Of each item's file."""
+
+
+def split(document: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what the items of a body have in common, and each item's own fields.
+
+    Raises:
+        BadInput: no list of items, or fields that a batch has not.
+    """
+    shared = {**flatten(document)}
+    items = shared.pop("items", None)
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
+        raise refusal("items", items, f"a list of 1 to {MAX_ITEMS} objects, each with its input")
+    for i, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise refusal(f"items[{i}]", item, "an object with its input")
+    _refuse(shared, ("input", *STREAMING), "each item has an input, and a batch is answered in one piece")
+    return shared, items
 
 
 def _refuse(body: dict[str, Any], names: tuple[str, ...], allowed: str) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from gateways.openai_speech import SpeechRoute
     from gateways.openai_speech_body import Speech
+    from omni_bus.wire.payloads import Audio
 
 PATH = "/v1/audio/speech/stream"
 
@@ -120,6 +121,7 @@ class _Session:
         self._queue: deque[_Unit | _Say | _Close] = deque()
         self._num_says = 0
         """Events in the queue."""
+        self._reference: tuple[str | bytes | None, Audio | None] | None = None
         self._has_work = asyncio.Event()
         self._queued_chars = 0
         self._is_working = False
@@ -233,6 +235,12 @@ class _Session:
         """Check a body of a request to ``POST /v1/audio/speech``."""
         return await self.route.speech.read(body, self.request[KEY_NAME])
 
+    async def read_reference(self, speech: Speech) -> Audio | None:
+        """Return the sound of the voice to speak with, read once for all sentences that have it."""
+        if self._reference is None or self._reference[0] != speech.reference:
+            self._reference = (speech.reference, await self.route.speech.read_reference(speech))
+        return self._reference[1]
+
     def _on_text(self, text: str) -> None:
         if not text:
             return
@@ -327,8 +335,9 @@ class _Session:
             await self._send(sound.place | _error(problem))
             return
         end: dict[str, Any] = {"error": False}
+        stop = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as stop:
+            async with stop:
                 await self._cancellable(stop, sound)
         except ConnectionError:
             raise
@@ -402,7 +411,8 @@ class _Sound:
         is_whole = not config.stream.stream_audio
         body = {**config.body, "input": self._unit.text}
         speech = await session.read(body)
-        utterance = await route.utterance(speech, session.route.max_file_bytes if is_whole else None)
+        reference = await session.read_reference(speech)
+        utterance = route.utterance(speech, reference, session.route.max_file_bytes if is_whole else None)
         if is_whole:
             data = await utterance.collect(terms_of(request))
             await self.begin(utterance.rate_hz)

@@ -122,7 +122,7 @@ class StreamEncoder:
         field: what the caller calls the format, for refusals.
 
     Raises:
-        BadInput: PyAV is not installed.
+        BadInput: PyAV or soxr is needed, and is not installed.
     """
 
     def __init__(
@@ -134,9 +134,12 @@ class StreamEncoder:
         is_whole: bool = False,
         field: str = "audio.format",
     ) -> None:
-        if fmt in _CODECS and importlib.util.find_spec("av") is None:
-            message = f"{field}: '{fmt}' needs PyAV, which is not installed here (allowed: wav, pcm, pcm16)"
-            raise BadInput(message, field=field)
+        if fmt in _CODECS:
+            _check_installed("av", "PyAV", field, f"'{fmt}'", "wav, pcm, pcm16")
+        if speed != 1:
+            _check_installed("av", "PyAV", "speed", f"{speed:g}", "1")
+        if rate_hz:
+            _check_installed("soxr", "soxr", "sample_rate", f"{rate_hz}", "null")
         self.format: Format = fmt
         self.rate_hz = rate_hz
         """Of the result; known once something was fed."""
@@ -193,6 +196,12 @@ class StreamEncoder:
             self.channels = min(audio.channels, codec.max_channels)
             writer = _AvWriter(codec, self.rate_hz, audio.channels, self.channels, is_whole=self._is_whole)
         return Shaper(audio, rate_hz=self.rate_hz, speed=self._speed), writer
+
+
+def _check_installed(module: str, name: str, field: str, value: str, allowed: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        message = f"{field}: {value} needs {name}, which is not installed here (allowed: {allowed})"
+        raise BadInput(message, field=field)
 
 
 class _PcmWriter:

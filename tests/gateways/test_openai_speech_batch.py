@@ -127,6 +127,7 @@ def _second() -> bytes:
         ({"items": [{"input": "x"}], "nonsense": 1}, 400, "nonsense"),
         ({"items": [{"input": "x"}], "speed": 9}, 400, "speed"),
         ({"items": [{"input": "x"}], "language": "French"}, 400, "language"),
+        ({"items": [{"input": "x"}], "model": "parrot", "ref_audio": "ftp://a/b"}, 400, "ref_audio"),
         ({"items": [{"input": "x"}], "model": "nope"}, 404, "model"),
     ],
 )

@@ -87,6 +87,23 @@ def test_a_range_of_a_parameter_that_may_be_null_is_found() -> None:
     assert share_speed(endless, 4.0) == (4.0, 1.0)
 
 
+def test_seeds_of_64_bits_are_folded_into_the_voices_range() -> None:
+    small = pipeline("p", ("text", "text"), params={"seed": {"type": "integer", "minimum": 0, "maximum": 9}})
+
+    for seed, folded in ((5, 5), (10, 0), (-1, 9), (2**63 - 1, 7)):
+        assert parse({"input": "x", "seed": seed}, {"p": small}).params == {"voice": {"seed": folded}}
+    assert parsed(seed=-1).params == {"voice": {"seed": 2**63 - 1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("french", "French"), ("en", "en"), ("pt-BR", "pt-BR"), ("AUTO", None), ("Auto", None)]
+)
+def test_languages_are_names_or_codes(given: str, told: str | None) -> None:
+    speech = parsed(model="able", language=given)
+
+    assert speech.params == ({} if told is None else {"voice": {"language": told}})
+
+
 @pytest.mark.parametrize("task_type", ["CustomVoice", None])
 def test_a_voice_that_has_one_way_to_speak_is_custom(task_type: str | None) -> None:
     assert parsed(task_type=task_type).params == {}

@@ -146,18 +146,26 @@ class VoiceList(_Exact, frozen=True):
     uploaded_voices: list[UploadedVoice] | msgspec.UnsetType = msgspec.UNSET
 
 
-class VoiceCreated(_Exact, frozen=True):
-    """A voice is kept."""
+class VoiceCreated(_Exact, frozen=True, kw_only=True):
+    """A voice is kept: as OpenAI's SDKs know it, its id being its name in lower case, and as vLLM-Omni tells it."""
 
+    id: str
+    object: Literal["audio.voice"]
+    created_at: int
+    name: str
+    type: Literal["audio_sample"]
     success: Literal[True]
     voice: NewVoice
 
 
-class VoiceDeleted(_Exact, frozen=True):
+class VoiceDeleted(_Exact, frozen=True, kw_only=True):
     """A voice is gone."""
 
     success: Literal[True]
     message: str
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: Literal[True]
 
 
 # --- chat completions ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gateways.openai_models import REFERENCE, find_model, speakers_of
 from gateways.openai_speech import check_reference_length
 from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
-from gateways.voices import Policy, read_name
+from gateways.voices import Policy, key_of, read_name
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.media.spool import Spool
 from omni_bus.media.store import disk_error
@@ -53,7 +53,7 @@ MIME_TYPES = tuple(dict.fromkeys([*ENDINGS.values(), "audio/x-wav"]))
 
 MAX_TEXT_BYTES = 8 * 1024
 
-FIELDS = ("name", "consent", "ref_text", "speaker_description")
+FIELDS = ("name", "consent", "ref_text", "speaker_description", "type")
 
 
 class VoicesOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +78,7 @@ _FORM: Schema = {
         "name": _TEXT,
         "consent": _TEXT | {"description": "the id of the speaker's consent"},
         "audio_sample": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "type": {"enum": ["audio_sample"]},
         "ref_text": {"type": "string", "description": "what is said in the sample"},
         "speaker_description": {"type": "string"},
     },
@@ -180,7 +181,10 @@ class VoicesRoutes:
         about = entry.metadata
         names = ("name", "consent", "created_at", "mime_type", "ref_text", "speaker_description")
         voice = {name: about[name] for name in names if name in about} | {"file_size": entry.num_bytes}
-        return json_response({"success": True, "voice": voice})
+        # OpenAI's own fields, whose id is what ``voice={"id": …}`` of a request to speak takes.
+        openai = {"id": key_of(about["name"]), "object": "audio.voice", "type": "audio_sample"}
+        openai |= {name: about[name] for name in ("name", "created_at")}
+        return json_response({"success": True, "voice": voice, **openai})
 
     async def _receive(self, request: web.Request, sample: Spool) -> Entry:
         fields: dict[str, str] = {}
@@ -200,6 +204,8 @@ class VoicesRoutes:
             else:
                 known = ", ".join(("audio_sample", *FIELDS))
                 raise BadInput(f"{part.name[:80]}: unknown field (allowed: {known})", field=part.name[:80])
+        if (kind := fields.pop("type", "audio_sample")) != "audio_sample":
+            raise BadInput(f"type: {kind[:40]!r} came (allowed: audio_sample)", field="type")
         for name in ("name", "consent"):
             if not fields.get(name):
                 raise BadInput(f"{name}: missing (allowed: text)", field=name)
@@ -217,7 +223,8 @@ class VoicesRoutes:
         name = request.match_info["name"]
         if not await self._voices.delete(name, request[KEY_NAME]):
             raise Problem(404, f"name: no uploaded voice {name[:80]!r}", param="name")
-        return json_response({"success": True, "message": f"Voice {name!r} deleted"})
+        gone = {"id": key_of(name), "object": "audio.voice.deleted", "deleted": True}
+        return json_response({"success": True, "message": f"Voice {name!r} deleted", **gone})
 
 
 def _mime_type(part: Part) -> str:

@@ -167,7 +167,7 @@ class _Connection(web.RequestHandler):
             self.force_close()
 
     def close_after_request(self) -> None:
-        """Take no further request. A WebSocket goes on: what its client still says, its goodbye too, has to be heard."""
+        """Take no further request. A WebSocket goes on: what its client says, its goodbye too, has to be heard."""
         if not self.is_socket:
             self.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,6 +124,21 @@ async def test_uploaded_voice_is_listed_spoken_with_and_deleted() -> None:
         assert await caller.say(model="parrot", voice="alice") == (200, b"\x10\x00\xf0\xff" * 800)
 
 
+async def test_official_client_makes_uses_and_deletes_a_voice() -> None:
+    async with (
+        running(toml()) as deployment,
+        AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="a", max_retries=0) as sdk,
+    ):
+        voice = await sdk.audio.voices.create(name="Bob", consent="cons_1", audio_sample=("bob.wav", WAV, "audio/wav"))
+        assert (voice.id, voice.name, voice.object, voice.type) == ("bob", "Bob", "audio.voice", "audio_sample")
+        speech = await sdk.audio.speech.create(
+            model="parrot", voice={"id": voice.id}, input="word", response_format="pcm"
+        )
+        assert speech.content == tone(16_000, 1.5).tobytes()
+        assert (await sdk.audio.voices.delete(voice.id)).deleted
+        assert await Caller(deployment).names() == ["default"]
+
+
 async def test_voice_of_another_key_is_not_there() -> None:
     async with running(toml()) as deployment:
         caller, other = Caller(deployment), Caller(deployment, "b")
@@ -220,6 +236,7 @@ async def test_immutable_voices_and_their_limit() -> None:
         ({"audio_sample": sound("wav", "pcm_s16le", seconds=0.5)}, "audio_sample", "0.50 s of sound came"),
         ({"audio_sample": sound("flac", "flac", rate_hz=8000, seconds=31.0)}, "audio_sample", "31.00 s of sound"),
         ({"speaker_embedding": "[1.0]"}, "speaker_embedding", "allowed: audio_sample"),
+        ({"type": "prompt"}, "type", "'prompt' came (allowed: audio_sample)"),
         ({"colour": "red"}, "colour", "unknown field"),
         ({"ref_text": "x" * 9000}, "ref_text", "more than 8192 bytes"),
     ],

@@ -13,6 +13,7 @@ ADAPTERS: dict[str, str] = {
     "openai": "adapters.remote_openai:RemoteOpenAI",
     "diffusers-audio": "adapters.diffusers_audio:DiffusersAudio",
     "hibari": "adapters.hibari:HibariVoice",
+    "flite": "adapters.flite:FliteVoice",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
     "synthetic-image": "adapters.synthetic:SyntheticImage",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import shutil
 import sys
 import threading
 from array import array
@@ -67,6 +68,8 @@ class Sample(msgspec.Struct, frozen=True):
     """Whether the same request gives the same outputs, bit for bit, whatever runs beside it."""
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
+    programs: tuple[str, ...] = ()
+    """Programs of the system without which the row is skipped."""
     is_model: bool = False
     ignored_warnings: tuple[str, ...] = ()
     """Of the engine's packages: nothing of ours can prevent them."""
@@ -252,6 +255,15 @@ SAMPLES: dict[str, Sample] = {
         packages=("hibari", "sentencex"),
         is_model=True,
     ),
+    "flite": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        streamed_port="text",
+        packages=("anyascii", "hibari", "sentencex"),
+        programs=("flite",),
+    ),
     "synthetic-text": Sample(
         _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS
     ),
@@ -297,10 +309,12 @@ def _is_there(module: str) -> bool:
 
 
 def _missing(name: str) -> list[str]:
-    """Return the modules without which a row can't run here."""
+    """Return the modules and programs without which a row can't run here."""
     module = ADAPTERS[name].partition(":")[0]
     packages = SAMPLES[name].packages if name in SAMPLES else ()
-    return [package for package in (module, *packages) if not _is_there(package)]
+    programs = SAMPLES[name].programs if name in SAMPLES else ()
+    missing = [package for package in (module, *packages) if not _is_there(package)]
+    return missing + [program for program in programs if shutil.which(program) is None]
 
 
 def _rows(shape: type[Engine]) -> list[Any]:

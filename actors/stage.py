@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.runtime.deployment import Deployment
     from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ LINGER_S = 0.2
 
 DELIVER_S = 10.0
 """A peer that has not read its frames within this, once they are sent, is not reading."""
+
+MEASURE_S = 0.5
+"""An engine that is in a longer step is not waited for: the coordinator wants an answer within a second."""
 
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
@@ -107,7 +111,12 @@ class StageActor:
             replica=replica,
             live=lambda: self._core.running,
             stats=lambda: self.stats,
+            metrics=lambda: self._metrics,
         )
+        self._metrics: tuple[Metric, ...] = ()
+        """What the engine measured when it was last asked."""
+        self._measuring: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
@@ -119,7 +128,7 @@ class StageActor:
             OmniBusError: what the engine says to the person who starts the deployment.
         """
         await self._thread.run(lambda: self.engine.load(self._report))
-        self._perform(self._member.ready())
+        self._perform(self._member.ready(self.engine.context_length))
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 
     @property
@@ -145,6 +154,8 @@ class StageActor:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
         if not self._has_left:
             self._perform(self._member.goodbye("stopped"))
+        for task in self._answering:
+            task.cancel()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._host.close()
@@ -184,10 +195,27 @@ class StageActor:
         match frame:
             case Chunk() | Credit():
                 self._perform(self._core.on_frame(sender, frame, now))
+            case Ping(wants_metrics=True) if self._member.is_ready:
+                task = asyncio.create_task(self._answer_measured(frame))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
             case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    async def _answer_measured(self, ping: Ping) -> None:
+        """Answer with what the engine measures, or measured last if it is in the middle of a long step."""
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait({self._measuring}, timeout=MEASURE_S)
+        self._perform(self._member.on_frame(ping, self._driver.now))
+
+    async def _measure(self) -> None:
+        try:
+            self._metrics = tuple(await self._thread.run(self.engine.metrics))
+        except Exception:  # an engine that can't tell goes on serving
+            logger.exception("the engine could not be measured")
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self._perform(self._core.on_unsent(request, error, self._driver.now))

@@ -166,6 +166,7 @@ class LlamaCpp(StreamingEngine):
                 self._server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue] (compiled)
             except RuntimeError as error:
                 raise StartFailed(f"llama.cpp can't load {path}: {error}") from error
+        self.context_length = self.options.context_length
         report("weights", 1.0)
         report("warm-up", 0.0)
         start_threads(self._pool, self.max_num_seqs)

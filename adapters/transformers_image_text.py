@@ -90,12 +90,13 @@ class TransformersImageText(StreamingEngine):
         if tokenizer is None or getattr(self._processor, "image_processor", None) is None:
             raise loader.refused("its processor reads no pictures and text")
         model = loader.weights(AutoModelForImageTextToText)
+        self.context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             NAME,
             self.options,
             vocabulary_of(loader, model, tokenizer),
             template_owner=self._processor,
-            context_length=loader.context_length(model, self.options.context_length),
+            context_length=self.context_length,
             device=loader.device,
             media=("images", "video"),
         )

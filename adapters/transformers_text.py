@@ -172,7 +172,7 @@ class TransformersText(StepEngine):
         register_attention()
         model = loader.weights(AutoModelForCausalLM, attn_implementation=ATTENTION)
         self._check_layers(loader, model.config.get_text_config())
-        self._context_length = loader.context_length(model, self.options.context_length)
+        self.context_length = self._context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             "transformers",
             self.options,

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, read_inputs, rendered_of
 from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, submit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -121,7 +123,7 @@ class VllmEmbedding(StepEngine):
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
         self._table = TokenBytes(self._tokenizer)
-        self._context_length = config.max_model_len
+        self.context_length = self._context_length = config.max_model_len
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Take a request.
@@ -216,6 +218,10 @@ class VllmEmbedding(StepEngine):
         running = self._running.pop(request, None)
         if running is not None and running.awaited:
             self._engine.abort_request(list(running.awaited))
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return vLLM's own measures; nothing with `disable_log_stats`."""
+        return engine_metrics(self._engine)
 
     def close(self) -> None:
         """Let go of the model and its memory."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -62,9 +63,19 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
             AssertionError,
             ImportError,
         ) as error:
-            raise StartFailed(f"vLLM can't start '{options.model}': {error}", field="model") from error
+            raise StartFailed(f"vLLM can't start '{options.model}': {error}{_hint(error)}", field="model") from error
     _remove_rendezvous(engine)
     return engine
+
+
+def _hint(error: Exception) -> str:
+    """Return what helps where vLLM's own words don't."""
+    if "failed to be inspected" not in str(error) or importlib.util.find_spec("torchvision") is not None:
+        return ""
+    return (
+        "; vLLM's own code for this model may need torchvision, which is not installed: engine = { model_impl = "
+        '"transformers" } takes that of transformers'
+    )
 
 
 def close_engine(engine: Any) -> None:

@@ -25,6 +25,7 @@ from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
 from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
     HONOURED,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -129,7 +131,7 @@ class VllmText(StepEngine):
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
         self._table = TokenBytes(self._tokenizer)
-        self._context_length = config.max_model_len
+        self.context_length = self._context_length = config.max_model_len
         self._parsers = AnswerParsers(
             self._tokenizer,
             config.model,
@@ -332,6 +334,10 @@ class VllmText(StepEngine):
         if running is not None and running.engine_id:
             self._suspension.forget(running.engine_id)
             self._engine.abort_request([request])
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return vLLM's own measures; nothing with `disable_log_stats`."""
+        return engine_metrics(self._engine)
 
     def close(self) -> None:
         """Let go of the model and its memory."""

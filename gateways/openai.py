@@ -24,8 +24,10 @@ from gateways import (
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
-from gateways.load import load, server_load
+from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
+from gateways.metrics import OPERATION as METRICS
+from gateways.metrics import metrics_response
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
@@ -103,6 +105,7 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_get("/load", self._get_load)
+        app.router.add_get("/metrics", self._get_metrics)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -155,6 +158,9 @@ class OpenAIGateway(HttpGateway):
     async def _get_load(self, request: web.Request) -> web.Response:
         return json_response({"server_load": await server_load(self.client, self.pipelines)})
 
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return await metrics_response(self.client, self.pipelines, self._counts, self.client.name)
+
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
         if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
@@ -165,12 +171,14 @@ class OpenAIGateway(HttpGateway):
         return json_response(self._documents[has_keys])
 
     async def _get_models(self, request: web.Request) -> web.Response:
-        cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]
+        lengths = await context_lengths(self.client)
+        cards = [model_card(name, pipeline, lengths) for name, pipeline in self._models.items()]
         return json_response({"object": "list", "data": cards})
 
     async def _get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        return json_response(model_card(name, find_model(name, self._models)))
+        pipeline = find_model(name, self._models)
+        return json_response(model_card(name, pipeline, await context_lengths(self.client)))
 
 
 def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
@@ -245,6 +253,7 @@ def operations() -> list[Operation]:
             summary="How many requests are under way",
             answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
         ),
+        METRICS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,

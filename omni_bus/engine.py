@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from omni_bus.errors import OmniBusError
+    from omni_bus.wire.metrics import Metric
 
 Report: TypeAlias = Callable[[str, float], None]
 """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
@@ -117,6 +118,9 @@ class Engine(ABC):
     is_idempotent: ClassVar[bool] = True
     """Whether a request that has emitted nothing may be run again elsewhere."""
 
+    context_length: int | None = None
+    """Tokens of prompt and answer together, set by `load`; None where there is no such limit."""
+
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options
         self.context = context
@@ -142,6 +146,14 @@ class Engine(ABC):
         Raises:
             OmniBusError: with a message for the person who starts the deployment.
         """
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return what the engine measures of itself, by default nothing.
+
+        Called on the engine's thread between two of its calls, when somebody asks. Names that a library gives its own
+        measures are kept; labels for the stage and its replica are added later.
+        """
+        return ()
 
     def close(self) -> None:
         """Give everything back; called once, with none left."""

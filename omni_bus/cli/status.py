@@ -8,13 +8,16 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.errors import BadInput, Unavailable
+from omni_bus.observe.exposition import labels_of
 from omni_bus.runtime import rundir
+from omni_bus.wire.metrics import Metric
 
 ANSWER_S = 5.0
 """The coordinator waits a second for its actors; more than that is a fault."""
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     status, actors = uvloop.run(_ask(args))
     if args.json:
-        print(json.dumps({**status, "actors": actors}))
+        print(json.dumps({**status, "actors": [_with_values(actor) for actor in actors]}))
     else:
         _print(status, actors)
     is_whole = all(actor["is_live"] and actor["is_ready"] and not actor.get("is_drained") for actor in actors)
@@ -51,10 +54,21 @@ async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     async with visit(args) as (client, _):
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, actors = await client.admin("status"), await client.admin("health")
+                # Only what is for programs has room for what the engines measure.
+                actors = await client.admin("metrics" if args.json else "health")
+                status = await client.admin("status")
         except TimeoutError:
             raise Unavailable(f"the coordinator does not answer (waited {ANSWER_S:g} s)") from None
     return status, actors
+
+
+def _with_values(actor: dict[str, Any]) -> dict[str, Any]:
+    """Write what an engine measures as one number for each name and labels; buckets of histograms are left out."""
+    if "metrics" not in actor:
+        return actor
+    samples = [sample for metric in msgspec.convert(actor["metrics"], tuple[Metric, ...]) for sample in metric.samples]
+    values = {sample.name + labels_of(sample.labels): sample.value for sample in samples if "le" not in sample.labels}
+    return {**actor, "metrics": values}
 
 
 def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:

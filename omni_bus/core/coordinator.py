@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 NOTHING_ARRANGED = Arrangement()
 
-OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
+OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "status")
 SUPERVISED = ("arrange", "drain")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
 MAX_CALLER_ROWS = 100
@@ -213,8 +213,8 @@ class CoordinatorCore:
             case Progress(phase=phase, fraction=fraction):
                 actor.phase, actor.fraction = phase, fraction
                 return []
-            case Ready():
-                actor.is_ready, actor.phase = True, "ready"
+            case Ready(context_length=context_length):
+                actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
                 return [self._report_ready(actor, now), *self._resume(now), *self._run_held(now)]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
@@ -269,7 +269,7 @@ class CoordinatorCore:
                 return self._end_recovery(of, now)
             case "alive":
                 return self._check_alive(of, now)
-            case "health":
+            case "health" | "metrics":
                 return list(self._health.on_timer(int(of)))
             case "drain":
                 return self._end_drain(of, now)
@@ -765,7 +765,10 @@ class CoordinatorCore:
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
                 absent = self._roster.absent(now)
-                return self._health.begin(actor.peer, frame.call, others, absent, now, self._roster.marks)
+                return self._health.begin(
+                    *(actor.peer, frame.call, others, absent, now, self._roster.marks),
+                    wants_metrics=frame.op == "metrics",
+                )
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
             case "pipelines":

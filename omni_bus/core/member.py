@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from omni_bus.core.edge import InEdge
     from omni_bus.ids import EdgeId
     from omni_bus.wire.frames import ControlFrame
+    from omni_bus.wire.metrics import Metric
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
@@ -78,6 +79,7 @@ class Member:
         replica: int = 0,
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
+        metrics: Callable[[], tuple[Metric, ...]] = tuple,
     ) -> None:
         self.me = me
         self.coordinator = coordinator
@@ -87,6 +89,8 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._metrics = metrics
+        self._context_length: int | None = None
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -104,10 +108,11 @@ class Member:
         """Tell how far the start is."""
         return [self._to_coordinator(Progress(phase, fraction))]
 
-    def ready(self) -> list[Common]:
-        """Tell that this actor can serve."""
+    def ready(self, context_length: int | None = None) -> list[Common]:
+        """Tell that this actor can serve, and how many tokens at most."""
         self.is_ready = True
-        return [self._to_coordinator(Ready())]
+        self._context_length = context_length
+        return [self._to_coordinator(Ready(context_length))]
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
@@ -178,8 +183,9 @@ class Member:
                 if self._broken.get(target) == frame:
                     del self._broken[target]
                 return []
-            case Ping(nonce=nonce):
-                return [self._to_coordinator(Pong(nonce, self._stats()))]
+            case Ping(nonce=nonce, wants_metrics=wants_metrics):
+                metrics = self._metrics() if wants_metrics else ()
+                return [self._to_coordinator(Pong(nonce, self._stats(), metrics))]
             case Lost(peer=peer):
                 self._broken.pop(peer, None)
                 return [Forget(peer)]
@@ -202,6 +208,7 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
+            self._context_length,
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

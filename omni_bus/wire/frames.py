@@ -15,6 +15,7 @@ import msgspec
 
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import EdgeId, Peer, RequestId
+from omni_bus.wire.metrics import Metric
 from omni_bus.wire.payloads import Payload
 
 PROTOCOL_VERSION = 1
@@ -146,6 +147,8 @@ class Hello(Frame, frozen=True):
     live: tuple[Route, ...] = ()
     ran_s: tuple[float, ...] = ()
     received: tuple[tuple[str, ...], ...] = ()
+    context_length: int | None = None
+    """As in `Ready`."""
 
 
 class Welcome(Frame, frozen=True):
@@ -177,7 +180,9 @@ class Progress(Frame, frozen=True):
 
 
 class Ready(Frame, frozen=True):
-    """I can serve."""
+    """I can serve, up to so many tokens of prompt and answer together (None: nothing that is counted so)."""
+
+    context_length: int | None = None
 
 
 class Heartbeat(Frame, frozen=True):
@@ -246,9 +251,10 @@ class Broken(Frame, frozen=True):
 
 
 class Ping(Frame, frozen=True):
-    """Answer with a `Pong` of the same nonce."""
+    """Answer with a `Pong` of the same nonce, and with what the engine measures if that is wanted."""
 
     nonce: int
+    wants_metrics: bool = False
 
 
 class Pong(Frame, frozen=True):
@@ -256,6 +262,7 @@ class Pong(Frame, frozen=True):
 
     nonce: int
     stats: StageStats = StageStats()
+    metrics: tuple[Metric, ...] = ()
 
 
 # --- control: requests --------------------------------------------------------------------------------------

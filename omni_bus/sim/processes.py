@@ -184,9 +184,10 @@ class CoordinatorProcess(Process):
         """
         core = self.core
         requests = core._requests
-        if core._held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
-            raise Violation(f"waiting for a replica are {list(core._held)}, which differs from the table")
-        self.world.num_held += len(core._held)
+        held = core._lifecycle.held
+        if held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
+            raise Violation(f"waiting for a replica are {list(held)}, which differs from the table")
+        self.world.num_held += len(held)
         for request, entry in requests.items():
             if entry.route is not None and not entry.is_adopted and request not in self._bound:
                 self._bound.add(request)
@@ -199,7 +200,7 @@ class CoordinatorProcess(Process):
                 self._check_successor(request, requests[request])
                 self.world.num_adopted += requests[request].is_adopted
             self._live = set(requests)
-        ended = sum(core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
+        ended = sum(core._lifecycle.ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
         if ended != len(self.entered) - len(requests) + num_ending:
             raise Violation(f"{ended} terminal transitions of {len(self.entered)} requests, {len(requests)} live")

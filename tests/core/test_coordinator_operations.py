@@ -129,7 +129,9 @@ class Deployment:
         core = self.core
         counts = core._admission["chat"].counts
         kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
-        return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
+        return not (
+            core.num_live or core._lifecycle.held or core._bindings.total or counts.in_flight or counts.queued or kinds
+        )
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ class LlamaCpp(StreamingEngine):
     """
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json"}
     Options: ClassVar[type[msgspec.Struct]] = LlamaCppOptions
     Params: ClassVar[type[msgspec.Struct]] = SamplingParams
@@ -169,6 +170,7 @@ class LlamaCpp(StreamingEngine):
         self.context_length = self.options.context_length
         report("weights", 1.0)
         report("warm-up", 0.0)
+        self._pool = ThreadPoolExecutor(self.max_num_seqs, thread_name_prefix="llamacpp")
         start_threads(self._pool, self.max_num_seqs)
         self._warm_up()
         report("warm-up", 1.0)

@@ -62,6 +62,7 @@ class TransformersEmbedding(StepEngine):
     """A text or token ids in, a vector out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"embedding": "tensor"}
     Options = EmbeddingOptions
 

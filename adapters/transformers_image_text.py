@@ -55,6 +55,7 @@ class TransformersImageText(StreamingEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = EMITS
     Options = ImageTextOptions
     Params = SamplingParams
@@ -105,6 +106,7 @@ class TransformersImageText(StreamingEngine):
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
         for _ in range(self.max_num_seqs):
             self._modules.put(copy.deepcopy(model, dict(shared)))
+        self._threads = ThreadPoolExecutor(self.max_num_seqs, thread_name_prefix="image-text")
         start_threads(self._threads, self.max_num_seqs)
         self._warm_up(loader, report)
 

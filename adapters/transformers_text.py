@@ -125,6 +125,7 @@ class TransformersText(StepEngine):
     """A causal language model: chat messages in, text out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = EMITS
     Options = TransformersTextOptions
     Params = SamplingParams

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.token_bytes import TokenBytes
-from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine
 from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, read_inputs, rendered_of
@@ -80,6 +80,7 @@ class VllmEmbedding(StepEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
     emits: ClassVar[dict[str, str]] = {"embedding": "tensor", "hidden_states": "hidden", "rendered": "json"}
     Options = VllmOptions
     Params = EmbeddingParams
@@ -95,6 +96,7 @@ class VllmEmbedding(StepEngine):
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.num_resident
         self._running: dict[RequestId, _Running] = {}
+        self._sleep = VllmSleep()
 
     @classmethod
     def num_slots(cls, options: VllmOptions) -> int:
@@ -222,6 +224,18 @@ class VllmEmbedding(StepEngine):
     def metrics(self) -> Sequence[Metric]:
         """Return vLLM's own measures; nothing with `disable_log_stats`."""
         return engine_metrics(self._engine)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, by vLLM's own sleep mode where that is enabled, else (level 2) by closing it.
+
+        Raises:
+            BadInput: level 1 without that mode.
+        """
+        self._sleep.sleep(self._engine, level, self.close)
+
+    def wake(self, report: Report) -> None:
+        """Be ready again."""
+        self._sleep.wake(self._engine, lambda: self.load(report))
 
     def close(self) -> None:
         """Let go of the model and its memory."""

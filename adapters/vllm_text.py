@@ -24,7 +24,7 @@ import msgspec
 from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
-from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine
 from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
@@ -89,6 +89,7 @@ class VllmText(StepEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
     emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json", "rendered": "json"}
     Options = VllmOptions
     Params = SamplingParams
@@ -107,6 +108,7 @@ class VllmText(StepEngine):
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.num_resident
         self._running: dict[RequestId, _Running] = {}
+        self._sleep = VllmSleep()
         self._named: list[_Running] = []
         """The requests of the last step."""
 
@@ -339,11 +341,24 @@ class VllmText(StepEngine):
         """Return vLLM's own measures; nothing with `disable_log_stats`."""
         return engine_metrics(self._engine)
 
+    def sleep(self, level: int) -> None:
+        """Give memory back, by vLLM's own sleep mode where that is enabled, else (level 2) by closing it.
+
+        Raises:
+            BadInput: level 1 without that mode.
+        """
+        self._sleep.sleep(self._engine, level, self.close)
+
+    def wake(self, report: Report) -> None:
+        """Be ready again."""
+        self._sleep.wake(self._engine, lambda: self.load(report))
+
     def close(self) -> None:
         """Let go of the model and its memory."""
         engine, self._engine = self._engine, None
         self._running.clear()
         self._named.clear()
+        vars(self).pop("_suspension", None)  # which keeps the scheduler
         if engine is not None:
             close_engine(engine)
 

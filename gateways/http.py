@@ -13,9 +13,9 @@ import msgspec
 from aiohttp import web
 
 from gateways import websockets
+from gateways.http_counts import HttpCounts
 from gateways.json_body import MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
 from gateways.keys import KeyRing, KeySource, sources_of
-from gateways.metrics import HttpCounts
 from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
 from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Refused, Unavailable

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
+from gateways.health import is_kept
+from gateways.http_counts import exposed_name, one
 from gateways.openapi import Answer, Operation
 from omni_bus.errors import Unavailable
 from omni_bus.observe.exposition import CONTENT_TYPE, exposition
@@ -17,6 +18,7 @@ from omni_bus.wire.metrics import Metric, Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gateways.http_counts import HttpCounts
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.wire.metrics import Kind
@@ -33,39 +35,6 @@ OPERATION = Operation(
 )
 
 
-class HttpCounts:
-    """Requests by route and outcome. Their labels are the router's and not the client's, so they stay few."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        self._ended: Counter[tuple[str, str, str]] = Counter()
-        self._num_bytes = 0
-
-    def end(self, request: web.BaseRequest, outcome: str) -> None:
-        """Count a request that ended; its outcome is a status, or ``gone`` where the client left."""
-        resource = request.match_info.route.resource if isinstance(request, web.Request) else None
-        route, method = ("none", "any") if resource is None else (resource.canonical, request.method)
-        self._ended[method, route, outcome] += 1
-        self._num_bytes += request.writer.output_size
-
-    def metrics(self, process: str) -> list[Metric]:
-        """Return the counts of the gateway's process of that name."""
-        requests = [
-            Sample(
-                "omni_bus_http_requests_total",
-                count,
-                {"process": process, "method": method, "route": route, "status": outcome},
-            )
-            for (method, route, outcome), count in self._ended.items()
-        ]
-        labels = {"process": process}
-        return [
-            Metric("omni_bus_http_requests", "counter", "HTTP requests that have ended.", tuple(requests)),
-            _one("omni_bus_http_requests_open", "gauge", "HTTP requests under way.", self.num_open, labels),
-            _one("omni_bus_http_response_bytes", "counter", "Bytes of HTTP answers.", self._num_bytes, labels),
-        ]
-
-
 async def metrics_response(
     client: BusClient, pipelines: Mapping[str, Pipeline], counts: HttpCounts, process: str
 ) -> web.Response:
@@ -77,7 +46,7 @@ async def metrics_response(
         rows, status = [], None
     found = [
         *counts.metrics(process),
-        _one("omni_bus_coordinator_up", "gauge", "Whether the coordinator answers.", status is not None, {}),
+        one("omni_bus_coordinator_up", "gauge", "Whether the coordinator answers.", status is not None, {}),
         *(of_coordinator(status, pipelines) if status is not None else ()),
         *of_stages(rows, pipelines.values()),
     ]
@@ -89,8 +58,8 @@ def of_coordinator(status: dict[str, Any], pipelines: Mapping[str, Pipeline]) ->
     requests, frames = dict(status["requests"]), status["frames"]
     live = requests.pop("live")
     found = [
-        _one("omni_bus_requests_live", "gauge", "Requests that have not ended.", live, {}),
-        _one("omni_bus_requests_held", "gauge", "Requests that wait for a replica.", status["held"], {}),
+        one("omni_bus_requests_live", "gauge", "Requests that have not ended.", live, {}),
+        one("omni_bus_requests_held", "gauge", "Requests that wait for a replica.", status["held"], {}),
         _by("omni_bus_requests", "counter", "Requests that have ended.", "outcome", requests),
         _by("omni_bus_frames_received", "counter", "Frames that reached the coordinator.", "frame", frames["received"]),
         _by("omni_bus_frames_sent", "counter", "Frames that the coordinator sent.", "frame", frames["sent"]),
@@ -124,8 +93,8 @@ def of_stages(rows: Iterable[dict[str, Any]], pipelines: Iterable[Pipeline]) -> 
         if row["role"] != "stage" or row["stage"] not in models:
             continue
         labels = {"model_name": models[row["stage"]], "stage": row["stage"], "replica": str(row["replica"])}
-        serves = row["is_live"] and row["is_ready"] and not row.get("is_drained")
-        found.append(_one("omni_bus_stage_up", "gauge", "Whether the replica serves.", serves, labels))
+        serves = row["is_live"] and row["is_ready"] and not is_kept(row)
+        found.append(one("omni_bus_stage_up", "gauge", "Whether the replica serves.", serves, labels))
         found += _of_stats(row.get("stats", {}), labels)
         found += [_labelled(metric, labels) for metric in msgspec.convert(row.get("metrics", ()), tuple[Metric, ...])]
     return found
@@ -139,8 +108,8 @@ def _of_stats(stats: dict[str, int], labels: dict[str, str]) -> list[Metric]:
     return [
         _by("omni_bus_stage_requests_now", "gauge", "Requests in a replica.", "state", now, labels),
         _by("omni_bus_stage_requests", "counter", "Requests that a replica has ended.", "outcome", ended, labels),
-        _one("omni_bus_stage_steps", "counter", "Steps of a replica's engine.", stats["steps"], labels),
-        _one("omni_bus_stage_buffered_bytes", "gauge", "Output without credit.", stats["buffered_bytes"], labels),
+        one("omni_bus_stage_steps", "counter", "Steps of a replica's engine.", stats["steps"], labels),
+        one("omni_bus_stage_buffered_bytes", "gauge", "Output without credit.", stats["buffered_bytes"], labels),
     ]
 
 
@@ -149,17 +118,9 @@ def _labelled(metric: Metric, labels: dict[str, str]) -> Metric:
     return Metric(metric.name, metric.kind, metric.help, samples)
 
 
-def _one(name: str, kind: Kind, words: str, value: float, labels: dict[str, str]) -> Metric:
-    return Metric(name, kind, words, (Sample(_exposed(name, kind), float(value), labels),))
-
-
 def _by(
     name: str, kind: Kind, words: str, label: str, values: Mapping[str, float], labels: Mapping[str, str] | None = None
 ) -> Metric:
-    exposed = _exposed(name, kind)
+    exposed = exposed_name(name, kind)
     found = (Sample(exposed, float(value), {**(labels or {}), label: of}) for of, value in values.items())
     return Metric(name, kind, words, tuple(found))
-
-
-def _exposed(name: str, kind: Kind) -> str:
-    return f"{name}_total" if kind == "counter" else name

@@ -21,6 +21,7 @@ from gateways import (
     openai_models,
     openai_tokenize,
     openapi,
+    rest,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
@@ -33,6 +34,7 @@ from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openapi import Answer, Operation
+from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        self._rest = rest.RestRoutes(self.control, self.pipelines)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -106,6 +109,9 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_get("/load", self._get_load)
         app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/is_sleeping", self._get_is_sleeping)
+        app.router.add_post("/sleep", self._rest.sleep)
+        app.router.add_post("/wake_up", self._rest.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -160,6 +166,12 @@ class OpenAIGateway(HttpGateway):
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         return await metrics_response(self.client, self.pipelines, self._counts, self.client.name)
+
+    async def _get_is_sleeping(self, request: web.Request) -> web.Response:
+        rows = await self._health.rows()
+        if rows is None:
+            raise Unavailable("the coordinator does not answer")
+        return self._rest.is_sleeping(rows)
 
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
@@ -254,6 +266,7 @@ def operations() -> list[Operation]:
             answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
         ),
         METRICS,
+        *rest.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
+from omni_bus.errors import BadInput
 from omni_bus.ids import RequestId
 from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Blob, Payload, ordinary_memory
@@ -154,6 +155,34 @@ class Engine(ABC):
         measures are kept; labels for the stage and its replica are added later.
         """
         return ()
+
+    sleep_levels: ClassVar[frozenset[int]] = frozenset()
+    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
+    `close`, and a second `close` too."""
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until `wake`; called with no request left. Level 2 closes the engine by default.
+
+        Args:
+            level: 1 gives accelerator memory back and keeps the weights elsewhere; 2 keeps nothing.
+
+        Raises:
+            BadInput: the engine can't sleep so; it is as before.
+        """
+        if level not in self.sleep_levels:
+            allowed = (
+                ", ".join(map(str, sorted(self.sleep_levels))) or f"none, stage '{self.context.stage}' can't sleep"
+            )
+            raise BadInput(f"level: {level} came (allowed: {allowed})", field="level")
+        self.close()
+
+    def wake(self, report: Report) -> None:
+        """Be ready again after `sleep`; loads the engine again by default.
+
+        Raises:
+            OmniBusError: it can't; it sleeps on, and this may be tried again.
+        """
+        self.load(report)
 
     def close(self) -> None:
         """Give everything back; called once, with none left."""

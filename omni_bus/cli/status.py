@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; return 0 if all actors are live, ready and not drained, else 1."""
+    """Print the state; return 0 if all actors are live, ready and neither drained nor asleep, else 1."""
     deployments = {} if args.connect is not None else rundir.running(rundir.root(os.environ))
     if args.connect is None and args.name is None and len(deployments) != 1:
         if args.json:
@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**status, "actors": [_with_values(actor) for actor in actors]}))
     else:
         _print(status, actors)
-    is_whole = all(actor["is_live"] and actor["is_ready"] and not actor.get("is_drained") for actor in actors)
-    return 0 if is_whole else 1
+    return 0 if all(_serves(actor) for actor in actors) else 1
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -100,10 +99,15 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
         if wanted != here:
             console.print(f"stage {stage}: {here} of {wanted} wanted replicas serve")
     if status["held"]:
-        console.print(f"{status['held']} requests wait for a replica that restarts")
+        console.print(f"{status['held']} requests wait for a replica that restarts or sleeps")
     _print_callers(console, status["callers"], style)
     requests = status["requests"]
     console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))
+
+
+def _serves(actor: dict[str, Any]) -> bool:
+    is_kept = actor.get("is_drained") or actor.get("is_asleep")
+    return bool(actor["is_live"] and actor["is_ready"] and not is_kept)
 
 
 def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -111,8 +115,7 @@ def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     counts: dict[str, tuple[int, int]] = {}
     for actor in actors:
         if "wanted" in actor:
-            is_serving = actor["is_live"] and actor["is_ready"] and not actor["is_drained"]
-            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + is_serving)
+            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + _serves(actor))
     return counts
 
 

@@ -26,6 +26,7 @@ from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import Recovery, error_for_lost
 from omni_bus.core.request import Request, State
+from omni_bus.core.rests import Rests
 from omni_bus.core.roster import Roster
 from omni_bus.core.strangers import Strangers
 from omni_bus.core.tombstones import Tombstones
@@ -59,6 +60,8 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rest,
+    Rested,
     Stalled,
     Submit,
     Unheard,
@@ -76,8 +79,8 @@ if TYPE_CHECKING:
 
 NOTHING_ARRANGED = Arrangement()
 
-OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "status")
-SUPERVISED = ("arrange", "drain")
+OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "rest", "status")
+SUPERVISED = ("arrange", "drain", "rest")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
 MAX_CALLER_ROWS = 100
 """Callers of each pipeline that a status names, the busiest first."""
@@ -112,7 +115,7 @@ class CoordinatorCore:
         self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited)
-        self._absences = Absences(self._membership, self._administration.is_drained)
+        self._absences = Absences(self._membership, self._administration.kept)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
@@ -138,6 +141,7 @@ class CoordinatorCore:
             tombstones=self._tombstones,
         )
         self._health = Health()
+        self._rests = Rests(self._membership)
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -212,7 +216,8 @@ class CoordinatorCore:
                 return []
             case Ready(context_length=context_length):
                 actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
-                return [self._report_ready(actor, now), *self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
+                resumed = [*self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
+                return [self._report_ready(actor, now), *self._put_to_sleep(actor), *resumed]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
             case Outlook() if actor.role == "supervisor":
@@ -224,6 +229,8 @@ class CoordinatorCore:
                 return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
                 return self._breaks.on_broken(actor, frame, now)
+            case Rested():
+                return self._rests.on_rested(actor, frame)
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
@@ -270,6 +277,8 @@ class CoordinatorCore:
                 return list(self._health.on_timer(int(of)))
             case "drain":
                 return self._end_drain(of, now)
+            case "rest":
+                return self._rests.repeat(int(of), now)
             case "awaited":
                 self._administration.give_up()
                 return self._lifecycle.run_held(now)
@@ -322,13 +331,18 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
-            effects.append(self._report_ready(actor, now))
+            effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
         if is_new:
             self._administration.heard_of(hello.peer.actor)
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
+
+    def _put_to_sleep(self, actor: Actor) -> list[Common]:
+        """What sleeps goes on sleeping when its process or the coordinator restarts."""
+        level = self._administration.level(actor.peer.actor)
+        return [Send(actor.peer, Rest(0, level))] if level else []
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -428,6 +442,7 @@ class CoordinatorCore:
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
             *self._administration.forget(actor.peer),
             *self._health.forget(actor.peer),
+            *self._rests.on_leave(actor),
         ]
         for request, entry in list(self._requests.items()):
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
@@ -539,6 +554,8 @@ class CoordinatorCore:
                 ]
             case "drain":
                 return self._administration.drain(actor.peer, frame.call, frame.args, now)
+            case "rest":
+                return self._rests.begin(actor.peer, frame.call, frame.args, now)
             case _:
                 raise AssertionError(f"no such operation: {frame.op}")
 

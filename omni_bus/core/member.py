@@ -24,6 +24,7 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rested,
     Role,
     Route,
     StageStats,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from omni_bus.core.edge import InEdge
+    from omni_bus.errors import OmniBusError
     from omni_bus.ids import EdgeId
     from omni_bus.wire.frames import ControlFrame
     from omni_bus.wire.metrics import Metric
@@ -113,6 +115,11 @@ class Member:
         self.is_ready = True
         self._context_length = context_length
         return [self._to_coordinator(Ready(context_length))]
+
+    def rested(self, number: int, error: OmniBusError | None) -> list[Common]:
+        """Tell that the engine sleeps or is awake as it was told to, or why not; number 0 wants no answer."""
+        answer = [self._to_coordinator(Rested(number, None if error is None else error.to_info()))] if number else []
+        return [self._to_coordinator(Progress("ready", 1.0)), *answer]
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""

@@ -265,6 +265,23 @@ class Pong(Frame, frozen=True):
     metrics: tuple[Metric, ...] = ()
 
 
+class Rest(Frame, frozen=True):
+    """Have your engine sleep: at level 1 it lets go of accelerator memory only, at 2 of its weights too; 0 wakes it.
+
+    Repeated until answered; number 0 wants no answer.
+    """
+
+    number: int
+    level: int
+
+
+class Rested(Frame, frozen=True):
+    """The answer to a `Rest` of that number: it is done, or not for this reason."""
+
+    number: int
+    error: ErrorInfo | None = None
+
+
 # --- control: requests --------------------------------------------------------------------------------------
 
 
@@ -503,6 +520,8 @@ ControlFrame: TypeAlias = (
     | Outlook
     | Ping
     | Pong
+    | Rest
+    | Rested
     | Submit
     | Admit
     | Reroute
@@ -523,7 +542,9 @@ AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping, Cancel, Inquire}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {
+    *(Welcome, Refused, Introduce, Lost, Broken, Ping, Rest, Cancel, Inquire)
+}
 """What a stage understands; control frames come from the coordinator only."""
 
 CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {

@@ -170,7 +170,6 @@ class LlamaCpp(StreamingEngine):
         self.context_length = self.options.context_length
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._pool = ThreadPoolExecutor(self.max_num_seqs, thread_name_prefix="llamacpp")
         start_threads(self._pool, self.max_num_seqs)
         self._warm_up()
         report("warm-up", 1.0)
@@ -208,10 +207,14 @@ class LlamaCpp(StreamingEngine):
         if completion.error is not None:
             raise StartFailed(f"the model can't answer: {completion.error.message}") from completion.error
 
+    def unload(self) -> None:
+        """Give the weights back."""
+        self._server = None
+
     def close(self) -> None:
         """Give the weights and threads back."""
         self._pool.shutdown()
-        self._server = None
+        self.unload()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Answer one conversation.

@@ -106,7 +106,6 @@ class TransformersImageText(StreamingEngine):
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
         for _ in range(self.max_num_seqs):
             self._modules.put(copy.deepcopy(model, dict(shared)))
-        self._threads = ThreadPoolExecutor(self.max_num_seqs, thread_name_prefix="image-text")
         start_threads(self._threads, self.max_num_seqs)
         self._warm_up(loader, report)
 
@@ -123,10 +122,14 @@ class TransformersImageText(StreamingEngine):
             raise loader.refused(f"it can't answer: {error.message}") from error
         report("warming up", 1.0)
 
+    def unload(self) -> None:
+        """Let go of the weights."""
+        self._modules = queue.SimpleQueue()
+
     def close(self) -> None:
         """Let go of the weights and the threads."""
         self._threads.shutdown()
-        self._modules = queue.SimpleQueue()
+        self.unload()
 
     @property
     def num_active(self) -> int:

@@ -158,10 +158,10 @@ class Engine(ABC):
 
     sleep_levels: ClassVar[frozenset[int]] = frozenset()
     """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
-    `close`, and a second `close` too."""
+    `unload`, and so must `close`."""
 
     def sleep(self, level: int) -> None:
-        """Give memory back until `wake`; called with no request left. Level 2 closes the engine by default.
+        """Give memory back until `wake`; called with no request left. Unloads the engine by default.
 
         Args:
             level: 1 gives accelerator memory back and keeps the weights elsewhere; 2 keeps nothing.
@@ -174,6 +174,10 @@ class Engine(ABC):
                 ", ".join(map(str, sorted(self.sleep_levels))) or f"none, stage '{self.context.stage}' can't sleep"
             )
             raise BadInput(f"level: {level} came (allowed: {allowed})", field="level")
+        self.unload()
+
+    def unload(self) -> None:
+        """Give back what `load` took, and be ready to be loaded again; closes the engine by default."""
         self.close()
 
     def wake(self, report: Report) -> None:

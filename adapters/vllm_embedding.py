@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.token_bytes import TokenBytes
-from adapters.vllm_load import VllmSleep, close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine, modalities_of
 from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, read_inputs, rendered_of
@@ -88,6 +88,7 @@ class VllmEmbedding(StepEngine):
     _engine: Any = None
     _tokenizer: Any
     _template: str | None
+    _modalities: frozenset[str] | None
     _table: TokenBytes
     _context_length: int
 
@@ -124,6 +125,7 @@ class VllmEmbedding(StepEngine):
         config = self._engine.vllm_config.model_config
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
+        self._modalities = modalities_of(self._engine)
         self._table = TokenBytes(self._tokenizer)
         self.context_length = self._context_length = config.max_model_len
 
@@ -145,6 +147,7 @@ class VllmEmbedding(StepEngine):
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
+            modalities=self._modalities,
         )
         num_tokens = len(prompt.token_ids)
         if not 0 < num_tokens <= self._context_length:

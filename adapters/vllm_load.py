@@ -68,6 +68,14 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
     return engine
 
 
+def modalities_of(engine: Any) -> frozenset[str] | None:
+    """Return what the model reads besides text, by vLLM's names (``image``); None where this vLLM doesn't tell."""
+    if not engine.vllm_config.model_config.is_multimodal_model:
+        return frozenset()
+    processor = getattr(getattr(engine, "renderer", None), "mm_processor", None)
+    return None if processor is None else frozenset(processor.info.get_supported_mm_limits())
+
+
 class VllmSleep:
     """Puts vLLM to sleep and wakes it: by its own sleep mode where it has one, else by closing and loading it.
 

@@ -24,7 +24,7 @@ import msgspec
 from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
-from adapters.vllm_load import VllmSleep, close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine, modalities_of
 from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
@@ -98,6 +98,7 @@ class VllmText(StepEngine):
     _tokenizer: Any
     _template: str | None
     """The model's chat template where the tokenizer has none of its own."""
+    _modalities: frozenset[str] | None
     _table: TokenBytes
     _parsers: AnswerParsers
     _context_length: int
@@ -132,6 +133,7 @@ class VllmText(StepEngine):
         config = self._engine.vllm_config.model_config
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
+        self._modalities = modalities_of(self._engine)
         self._table = TokenBytes(self._tokenizer)
         self.context_length = self._context_length = config.max_model_len
         self._parsers = AnswerParsers(
@@ -183,6 +185,7 @@ class VllmText(StepEngine):
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
+            modalities=self._modalities,
         )
         wants_answer = bool(request.outputs - {"rendered"})
         parser = self._parsers.parser_for(asked) if wants_answer else None

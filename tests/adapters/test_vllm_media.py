@@ -14,7 +14,7 @@ from adapters import vllm_options
 from adapters.vllm_text import VllmText
 from omni_bus.errors import BadInput
 from omni_bus.testing import Collected, StepDriver, make_engine
-from omni_bus.wire.payloads import Blob, Image, Json
+from omni_bus.wire.payloads import Audio, Blob, Image, Json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,11 +121,9 @@ def test_picture_is_many_tokens_of_the_prompt(engine: VllmText) -> None:
 
 
 def test_sound_is_refused_by_a_model_that_only_sees(engine: VllmText) -> None:
-    from omni_bus.wire.payloads import Audio
-
     parts = [{"type": "audio"}, {"type": "text", "text": "what is this"}]
+    prompt = Json({"messages": [{"role": "user", "content": parts}]})
     sound = Audio(16000, 1, "s16", Blob(bytes(3200)))
-    inputs = {"prompt": [Json({"messages": [{"role": "user", "content": parts}]})], "audio": [sound]}
 
-    with pytest.raises(BadInput):
-        answer(engine, inputs)
+    with pytest.raises(BadInput, match=r"audio: the model reads no audio \(allowed: images\)"):
+        answer(engine, {"prompt": [prompt], "audio": [sound]})

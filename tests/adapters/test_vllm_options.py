@@ -11,8 +11,9 @@ from adapters import vllm_options
 from adapters.vllm_options import VllmOptions, arguments_of, engine_arguments, lora_rank, problems_of
 
 if TYPE_CHECKING:
+    import sys
     from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
 
 ARG_UTILS = '''
 class EngineArgs:
@@ -37,6 +38,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (package / "engine" / "arg_utils.py").write_text(ARG_UTILS)
     (package / "_version.py").write_text("__version__ = version = '0.22.1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test's, and so found before any folder
     monkeypatch.setattr(vllm_options, "DISTRIBUTIONS", ("no-such-distribution",))
     engine_arguments.cache_clear()
     yield package

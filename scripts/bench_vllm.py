@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The same model on the same vLLM: behind our gateway, and behind vLLM's own server, taking turns.
 
-Both run at once, with the same engine arguments and threads, and only one of them is asked at a time: `omni-bus bench
-serve` (a process of its own) puts the same load on one, then on the other, round after round. Figures are medians over
-the rounds. At the end ``vllm.LLM`` does the same work offline.
+Both run at once, with the same engine arguments and (without ``--plain``) threads, and only one of them is asked at a
+time: `omni-bus bench serve` (a process of its own) puts the same load on one, then on the other, round after round.
+Figures are medians over the rounds. At the end ``vllm.LLM`` does the same work offline.
 
 "Outside the engine" is what the processors did for a request besides its engine: for us the gateway, the coordinator
 and the stage's event loop (the engine has a thread of its own there, which also turns tokens into text); for vLLM its
 API server, which turns tokens into text, while the engine is a process.
 
-Run: ``python scripts/bench_vllm.py [--quick] [--rounds N] [--model FOLDER] [--concurrency N …] [--engine NAME=JSON …]``
+Run: ``python scripts/bench_vllm.py [--quick] [--plain] [--rounds N] [--model FOLDER] [--concurrency N …]
+[--engine NAME=JSON …]``
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import measured
+from omni_bus.runtime.cores import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,9 +120,11 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [] if value is False else [flag, str(value)]
     command = [args.vllm_python, "-m", "vllm.entrypoints.openai.api_server", *flags]
-    print(f"vllm serve: {' '.join(flags)}", flush=True)
+    cores = "as vLLM chooses them" if args.plain else "as of the stage"
+    print(f"vllm serve: {' '.join(flags)} (threads and cores {cores})", flush=True)
+    environ = dict(os.environ) if args.plain else threads_of_a_stage(args)
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True)
     try:
         _wait_until_healthy(process, f"http://127.0.0.1:{port}", Path(log.name))
         yield Server("vllm serve", f"http://127.0.0.1:{port}", {"api": process.pid})
@@ -132,6 +136,11 @@ def vllm_server(args: argparse.Namespace, engine: dict[str, Any]) -> Iterator[Se
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
         Path(log.name).unlink()
+
+
+def threads_of_a_stage(args: argparse.Namespace) -> dict[str, str]:
+    """Return an environment in which vLLM's threads are what they are in a stage."""
+    return environment(os.environ, args.threads) | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -240,7 +249,7 @@ def offline(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float
     told = json.dumps([arguments, args.concurrency, args.input_len, args.output_len])
     with tempfile.NamedTemporaryFile("r") as out:
         command = [args.vllm_python, "-c", OFFLINE, told, out.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=threads_of_a_stage(args))
         if done.returncode:
             raise SystemExit(f"vllm.LLM failed: {done.stderr[-3000:]}")
         return json.load(out)
@@ -262,6 +271,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--engine", nargs="*", default=[], help="engine arguments, as in dtype='\"bfloat16\"'")
     parser.add_argument("--vllm-python", default=sys.executable, help="whose vLLM serves; a full installation")
+    parser.add_argument(
+        "--plain", action="store_true", help="leave vLLM's own choice of cores to its server instead of the stage's"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
     if args.quick:
@@ -270,14 +282,7 @@ def main() -> None:
     for text in args.engine:
         name, _, value = text.partition("=")
         engine[name] = json.loads(value)
-    # What the stage sets for itself, for both.
-    os.environ |= {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(args.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     measured.header()
     with our_server(args, engine) as ours, vllm_server(args, engine) as theirs:
         results = compare(args, [ours, theirs])

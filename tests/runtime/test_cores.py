@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from omni_bus.config.schema import StageConfig
-from omni_bus.runtime.cores import environment, share
+from omni_bus.runtime.cores import SPIN_COUNT, environment, share
 
 
 def test_what_is_left_is_shared_evenly() -> None:
@@ -24,3 +24,9 @@ def test_users_waiting_policy_stands_and_threads_do_not() -> None:
 
     assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"], found["HOME"]) == ("ACTIVE", "3", "/x")
     assert environment({}, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_threads_that_work_together_spin_briefly() -> None:
+    assert environment({}, 1)["GOMP_SPINCOUNT"] == "0"
+    assert environment({}, 2)["GOMP_SPINCOUNT"] == SPIN_COUNT
+    assert environment({"GOMP_SPINCOUNT": "7"}, 2)["GOMP_SPINCOUNT"] == "7"

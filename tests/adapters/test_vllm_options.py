@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,9 +12,8 @@ from adapters import vllm_options
 from adapters.vllm_options import VllmOptions, arguments_of, engine_arguments, lora_rank, problems_of
 
 if TYPE_CHECKING:
-    import sys
     from collections.abc import Iterator
-from pathlib import Path
+    from pathlib import Path
 
 ARG_UTILS = '''
 class EngineArgs:

@@ -365,6 +365,7 @@ class Operations:
         other one.
         """
         given_back = set[str]() if name in self._deployment.drained else {name}
+        no_longer_returning = {name} - self._deployment.returning  # one that sleeps and is waited for stays so
 
         async def give_back() -> None:
             await self._arrange(drained=self._deployment.drained - given_back)
@@ -378,7 +379,7 @@ class Operations:
         finally:
             await self._arrange(
                 drained=self._deployment.drained - given_back,
-                returning=self._deployment.returning - ({name} - self._deployment.asleep.keys()),
+                returning=self._deployment.returning - no_longer_returning,
             )
 
     async def _empty(self, process: Process, patience: _Patience) -> None:

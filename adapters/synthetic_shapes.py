@@ -154,10 +154,8 @@ class SyntheticSteps(StepEngine):
         """Take the time that the options say."""
         self._workload.load(report)
 
-    def sleep(self, level: int) -> None:
+    def unload(self) -> None:
         """Give nothing back, for there is nothing; `wake` takes the time of a load again."""
-        if level not in self.sleep_levels:
-            super().sleep(level)
 
     def close(self) -> None:
         """End every hang and wait; harmless when repeated."""
@@ -185,6 +183,8 @@ class SyntheticStream(StreamingEngine):
 
     Options: ClassVar[type[msgspec.Struct]] = StreamingOptions
 
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
+
     def __init__(self, options: StreamingOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
@@ -203,6 +203,9 @@ class SyntheticStream(StreamingEngine):
     def load(self, report: Report) -> None:
         """Take the time that the options say."""
         self._workload.load(report)
+
+    def unload(self) -> None:
+        """Give nothing back, for there is nothing; `wake` takes the time of a load again."""
 
     def close(self) -> None:
         """End every hang and wait; harmless when repeated."""

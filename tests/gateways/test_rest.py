@@ -41,7 +41,7 @@ def row(stage: str, **fields: Any) -> dict[str, Any]:
         ([row("llm"), row("voice"), row("other", is_asleep=True), {"role": "gateway"}], False),
     ],
 )
-def test_sleeping_is_a_pipeline_without_an_awake_replica(rows: list[dict[str, Any]], is_sleeping: bool) -> None:
+def test_sleeping_is_a_pipeline_without_an_awake_replica(rows: list[dict[str, Any]], *, is_sleeping: bool) -> None:
     routes = RestRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)})
 
     assert msgspec.json.decode(routes.is_sleeping(rows).body or b"") == {"is_sleeping": is_sleeping}

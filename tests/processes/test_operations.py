@@ -390,15 +390,6 @@ async def test_sleeping_stages_refuse_or_keep_requests_and_wake_as_they_were(up,
             async with session.post(CHAT, json={"model": model, "messages": ASK}) as response:
                 return response.status, await response.text()
 
-        assert "asleep at level 2" in await tell(omni_bus, "sleep", "relay", "--level", "2")
-        waiting = asyncio.create_task(ask("relayed"))
-        await until_held(omni_bus)
-        assert (await ask("text"))[0] == 200
-        await tell(omni_bus, "restart", "coordinator")
-        await until_held(omni_bus)
-        assert await tell(omni_bus, "wake", "relay") == "  relay.0: waking\n  relay.0: ready\nrelay.0: awake\n"
-        assert (await waiting)[0] == 200
-
         async with session.post("/sleep?level=1&stage=llm") as response:
             assert (response.status, await response.json()) == (200, {"status": "sleeping", "level": 1})
         status, words = await ask("text")
@@ -406,10 +397,17 @@ async def test_sleeping_stages_refuse_or_keep_requests_and_wake_as_they_were(up,
         async with session.get("/health") as response:
             health = await response.json()
             assert (response.status, health["stages"]["llm"]["replicas"][0]["phase"]) == (503, "asleep")
-        await tell(omni_bus, "restart", "llm", "coordinator")
+        await tell(omni_bus, "restart", "llm")
         assert (await ask("text"))[0] == 503, "it sleeps on"
+        assert await tell(omni_bus, "wake") == "  llm.0: waking\n  llm.0: ready\nllm.0: awake\n"
 
-        assert "llm.0: awake" in await tell(omni_bus, "wake")
-        assert (await ask("relayed"))[0] == 200
+        assert "asleep at level 2" in await tell(omni_bus, "sleep", "relay", "--level", "2")
+        waiting = asyncio.create_task(ask("relayed"))
+        await until_held(omni_bus)
+        assert (await ask("text"))[0] == 200
+        await tell(omni_bus, "restart", "coordinator")
+        await until_held(omni_bus)
+        assert "relay.0: awake" in await tell(omni_bus, "wake", "relay")
+        assert (await waiting)[0] == 200
         assert "nothing to do" in await tell(omni_bus, "wake")
     assert await asyncio.to_thread(deployment.stop) == 0

@@ -246,9 +246,9 @@ class Operations:
                 raise Unfinished(NOT_CLEAN, f"{_in_words(left, patience)}, so it stays awake (--force ends them)")
             failed = (await self._rest(names, order.level))["failed"]
             await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
-            _raise_failed(failed)
             for name in names:
-                say(News(name, "asleep"))
+                say(News(name, "ready" if name in failed else "asleep"))
+            _raise_failed(failed)
         return _done(f"{', '.join(names)}: asleep at level {order.level}", patience)
 
     async def _wake(self, order: Wake, say: Say) -> Outcome:
@@ -260,9 +260,9 @@ class Operations:
                 say(News(name, "waking"))
             failed = (await self._rest(names, 0))["failed"]
             await self._arrange_asleep(_without(self._deployment.asleep, set(names) - failed.keys()))
-            _raise_failed(failed)
             for name in names:
-                say(News(name, "ready"))
+                say(News(name, "asleep" if name in failed else "ready"))
+            _raise_failed(failed)
         return Outcome(DONE, f"{', '.join(names)}: awake")
 
     async def _rest(self, names: list[str], level: int) -> Any:

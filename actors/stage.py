@@ -217,7 +217,7 @@ class StageActor:
 
     async def _rest(self, order: Rest) -> None:
         """Have the engine sleep or wake. An order that comes again while it is carried out is answered once."""
-        if order.number in self._rests:
+        if order.number in self._rests and order.number:
             return
         self._rests.add(order.number)
         try:

@@ -35,10 +35,11 @@ _GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
 
 
 class Health:
-    """Asks the coordinator, once for all who ask at the same time."""
+    """Asks the coordinator, once for all who ask at the same time; ``metrics`` are rows of health with more in them."""
 
-    def __init__(self, client: BusClient) -> None:
+    def __init__(self, client: BusClient, operation: str = "health") -> None:
         self._client = client
+        self._operation = operation
         self._round: asyncio.Task[list[dict[str, Any]] | None] | None = None
 
     async def rows(self) -> list[dict[str, Any]] | None:
@@ -50,7 +51,7 @@ class Health:
     async def _ask(self) -> list[dict[str, Any]] | None:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
-                return await self._client.admin("health")
+                return await self._client.admin(self._operation)
         except (TimeoutError, Unavailable):  # it has been silent for long, or was lost with the question
             return None
 

@@ -18,13 +18,14 @@ from omni_bus.wire.metrics import Metric, Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gateways.health import Health
     from gateways.http_counts import HttpCounts
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.wire.metrics import Kind
 
-ANSWER_S = 1.5
-"""The coordinator waits a second for its actors; one that hasn't answered after this does not."""
+ANSWER_S = 1.0
+"""The coordinator answers from its tables; one that hasn't after this does not."""
 
 OPERATION = Operation(
     method="get",
@@ -36,21 +37,25 @@ OPERATION = Operation(
 
 
 async def metrics_response(
-    client: BusClient, pipelines: Mapping[str, Pipeline], counts: HttpCounts, process: str
+    client: BusClient, measures: Health, pipelines: Mapping[str, Pipeline], counts: HttpCounts
 ) -> web.Response:
     """Ask the coordinator and its actors, and write all that is known; without it, what this process knows."""
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            rows, status = await asyncio.gather(client.admin("metrics"), client.admin("status"))
-    except (TimeoutError, Unavailable):
-        rows, status = [], None
+    rows, status = await asyncio.gather(measures.rows(), _status(client))
     found = [
-        *counts.metrics(process),
+        *counts.metrics(client.name),
         one("omni_bus_coordinator_up", "gauge", "Whether the coordinator answers.", status is not None, {}),
         *(of_coordinator(status, pipelines) if status is not None else ()),
-        *of_stages(rows, pipelines.values()),
+        *of_stages(rows or (), pipelines.values()),
     ]
     return web.Response(body=exposition(found).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _status(client: BusClient) -> dict[str, Any] | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await client.admin("status")
+    except (TimeoutError, Unavailable):
+        return None
 
 
 def of_coordinator(status: dict[str, Any], pipelines: Mapping[str, Pipeline]) -> list[Metric]:

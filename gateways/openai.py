@@ -70,6 +70,7 @@ class OpenAIGateway(HttpGateway):
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
+        self._measures = Health(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -178,7 +179,7 @@ class OpenAIGateway(HttpGateway):
         return json_response({"server_load": await server_load(self.client, self.pipelines)})
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        return await metrics_response(self.client, self.pipelines, self._counts, self.client.name)
+        return await metrics_response(self.client, self._measures, self.pipelines, self._counts)
 
     async def _get_is_sleeping(self, request: web.Request) -> web.Response:
         rows = await self._health.rows()

@@ -139,13 +139,14 @@ class Administration:
         self._awaited.clear()
         self._served = frozenset[str]()
 
-    def arrange(self, args: dict[str, Any]) -> None:
-        """Take a new arrangement.
+    def arrange(self, args: dict[str, Any]) -> set[str]:
+        """Take a new arrangement; return the replicas that are to sleep no longer.
 
         Raises:
             BadInput: it is malformed.
         """
-        self._arrangement = _convert(args, Arrangement, "arrange")
+        former, self._arrangement = self._arrangement, _convert(args, Arrangement, "arrange")
+        return former.asleep.keys() - self._arrangement.asleep.keys()
 
     # --- what is told of it -------------------------------------------------------------------------------
 

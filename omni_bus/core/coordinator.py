@@ -546,9 +546,11 @@ class CoordinatorCore:
             case "pipelines":
                 return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
-                self._administration.arrange(frame.args)
+                # One that came back while it was to sleep was told so, and may sleep although the order failed.
+                woken = [self._membership.named(name) for name in self._administration.arrange(frame.args)]
                 return [
                     Send(actor.peer, AdminReply(frame.call)),
+                    *(Send(other.peer, Rest(0, 0)) for other in woken if other is not None and other.is_ready),
                     *self._lifecycle.resume(now),
                     *self._lifecycle.run_held(now),
                 ]

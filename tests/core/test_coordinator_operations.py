@@ -331,6 +331,13 @@ def test_what_sleeps_goes_on_sleeping_after_a_restart(up):
     assert up.bound() == {"a": ["llm.1"]}
 
 
+def test_what_is_no_longer_to_sleep_is_woken_even_if_nobody_thinks_that_it_sleeps(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 2})
+    up.arrange(asleep={"llm.1": 2})
+
+    assert (up.to(LLM, Rest), up.to(LLM_1, Rest)) == ([Rest(0, 0)], [])
+
+
 def test_new_coordinator_has_the_sleeping_sleep_on():
     deployment = Deployment(arrangement=Arrangement(asleep={"llm.0": 1}))
     deployment.join_all()

@@ -44,7 +44,9 @@ def row(stage: str, **fields: Any) -> dict[str, Any]:
 def test_sleeping_is_a_pipeline_without_an_awake_replica(rows: list[dict[str, Any]], *, is_sleeping: bool) -> None:
     routes = RestRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)})
 
-    assert msgspec.json.decode(routes.is_sleeping(rows).body or b"") == {"is_sleeping": is_sleeping}
+    body = routes.is_sleeping(rows).body
+    assert isinstance(body, bytes)
+    assert msgspec.json.decode(body) == {"is_sleeping": is_sleeping}
 
 
 async def post(session: aiohttp.ClientSession, path: str, **headers: str) -> tuple[int, dict[str, Any]]:

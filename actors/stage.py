@@ -112,6 +112,7 @@ class StageActor:
             replica=replica,
             live=lambda: self._core.running,
             stats=lambda: self.stats,
+            linked=lambda: self._driver.linked,
             metrics=lambda: self._metrics,
         )
         self._metrics: tuple[Metric, ...] = ()

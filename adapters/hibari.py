@@ -8,18 +8,18 @@ is slow (lexicons). It fetches voices that are not there from the network; that 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from adapters.handover import on_thread
 from adapters.sentences import SentenceSplitter
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed, unknown_name
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from omni_bus.engine import Context, Report
 
     Samples = npt.NDArray[np.float32]
-
-T = TypeVar("T")
 
 RATE_HZ = 24_000
 PIECE_FRAMES = RATE_HZ // 4
@@ -142,27 +140,16 @@ class HibariVoice(StreamingEngine):
             BadInput: an unknown voice (lists those that are there), or input that isn't text.
         """
         params: HibariParams = request.params
-        voice = await self._on_thread(self._voice_blocking, params.voice or self.options.voice)
+        voice = await on_thread(self._thread, self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
         async for sentence in _sentences(inputs):
-            for phonemes in await self._on_thread(_phonemes_blocking, voice, sentence):
-                samples = await self._on_thread(_samples_blocking, voice, phonemes, params.speed, generator)
+            for phonemes in await on_thread(self._thread, _phonemes_blocking, voice, sentence):
+                samples = await on_thread(self._thread, _samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
                 for piece in _pieces(samples):
                     yield "audio", piece
         yield Finish(detail={"seconds": num_frames / RATE_HZ})
-
-    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
-        call = self._thread.submit(function, *args)
-        future = asyncio.wrap_future(call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                await asyncio.wait([future])
-            raise
 
     def _voice_blocking(self, name: str) -> Any:
         """Return a voice, loading it at its first use.

@@ -20,6 +20,7 @@ from gateways import (
     openai_embeddings,
     openai_files,
     openai_models,
+    openai_sound,
     openai_speech,
     openai_speech_batch,
     openai_speech_body,
@@ -61,7 +62,7 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, and files."""
 
     Options = OpenAIOptions
 
@@ -91,6 +92,7 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
         self._rest = rest.RestRoutes(self.control, self.pipelines)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
@@ -131,6 +133,7 @@ class OpenAIGateway(HttpGateway):
             ("/tokenize", self._tokens.tokenize),
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
+            ("/v1/audio/generate", self._sound.handle),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
@@ -219,6 +222,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.tokenize_schema(pipelines),
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
+            openai_sound.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
         )
@@ -288,6 +292,7 @@ def operations() -> list[Operation]:
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        openai_sound.OPERATION,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
         *openai_files.OPERATIONS,

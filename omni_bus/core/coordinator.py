@@ -29,6 +29,7 @@ from omni_bus.core.request import Request, State
 from omni_bus.core.rests import Rests
 from omni_bus.core.roster import Roster
 from omni_bus.core.strangers import Strangers
+from omni_bus.core.ties import Ties
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -82,6 +83,10 @@ NOTHING_ARRANGED = Arrangement()
 OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "rest", "status")
 SUPERVISED = ("arrange", "drain", "rest")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
+HAVE_REQUESTS = ("client", "gateway")
+"""Roles of those who may have requests; the next coordinator is told of each that joined and has not left."""
+CLIENT_JOINED, CLIENT_LEFT = "client joined", "client left"
+"""Reports of that; whoever starts the next one reads them."""
 MAX_CALLER_ROWS = 100
 """Callers of each pipeline that a status names, the busiest first."""
 
@@ -97,6 +102,8 @@ class CoordinatorCore:
         arrangement: how many replicas are wanted, and which of them get nothing new.
         awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
             to, requests for their stages wait.
+        clients: all who had requests of a former coordinator, or may have: until they, too, said hello, no replica can
+            be taken for empty.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class CoordinatorCore:
         quotas: Mapping[str, Quota] | None = None,
         arrangement: Arrangement = NOTHING_ARRANGED,
         awaited: Iterable[str] = (),
+        clients: Iterable[str] = (),
     ) -> None:
         self._me = me
         self._pipelines = pipelines
@@ -114,7 +122,7 @@ class CoordinatorCore:
         self._membership = Membership()
         self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
-        self._administration = Administration(arrangement, awaited)
+        self._administration = Administration(arrangement, awaited, clients)
         self._absences = Absences(self._membership, self._administration.kept)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
@@ -152,6 +160,9 @@ class CoordinatorCore:
             patience_s=self._patience_with_strangers_s,
             absences=self._absences,
             deaths=self._deaths,
+        )
+        self._ties = Ties(
+            self._membership, self._deaths, self._requests, self._patience_with_strangers_s, self._adoption.give_up
         )
         self._breaks = Breaks(
             self._membership,
@@ -280,12 +291,14 @@ class CoordinatorCore:
             case "rest":
                 return self._rests.repeat(int(of), now)
             case "awaited":
-                self._administration.give_up()
-                return self._lifecycle.run_held(now)
+                gone = [Report(CLIENT_LEFT, {"name": name}) for name in self._administration.give_up()]
+                return [*gone, *self._lifecycle.run_held(now)]
             case "strangers":
                 return self._strangers.on_timer(now)
             case "breaks":
                 return self._breaks.lose_patience()
+            case "ties":
+                return self._ties.tell(now)
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -333,9 +346,13 @@ class CoordinatorCore:
         if actor.is_ready and not was_ready:
             effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
         if is_new:
-            self._administration.heard_of(hello.peer.actor)
+            has_requests = actor.role in HAVE_REQUESTS
+            effects += [Report(CLIENT_JOINED, {"name": hello.peer.actor})] if has_requests else []
+            if not has_requests or len(hello.live) <= MAX_ROUTES:  # else it has more than are taken over now
+                self._administration.heard_of(hello.peer.actor)
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
+        effects += self._ties.take(hello.linked, now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 
@@ -413,7 +430,7 @@ class CoordinatorCore:
         lost = self._membership.get(peer.sender)
         if lost is not None:
             return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
-        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer)
+        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer) + self._ties.tell(now)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -440,6 +457,7 @@ class CoordinatorCore:
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
+            *([Report(CLIENT_LEFT, {"name": actor.peer.actor})] if actor.role in HAVE_REQUESTS else []),
             *self._administration.forget(actor.peer),
             *self._health.forget(actor.peer),
             *self._rests.on_leave(actor),
@@ -488,6 +506,13 @@ class CoordinatorCore:
         entry = self._requests.get(request)
         if entry is None:
             return []
+        took_part = dict(entry.pending)
+        effects = self._end_adopted(request, entry, now)
+        # Others may have sent them something for this request since they said hello.
+        lost = [peer for stage, peer in took_part.items() if stage not in entry.pending]
+        return effects + self._ties.take([*lost, entry.client], now, until=now)
+
+    def _end_adopted(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         absent, error = self._adoption.missing(entry)
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:

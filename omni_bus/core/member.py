@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
-from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.pipeline import IN
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
@@ -33,7 +32,7 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from omni_bus.core.edge import InEdge
     from omni_bus.errors import OmniBusError
@@ -43,6 +42,9 @@ if TYPE_CHECKING:
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
+MISSED_ANSWERS = 3
+"""So many heartbeats that a coordinator has not answered mean that it hangs: nothing that it does takes a tenth of a
+second, while an engine may keep its stage from beating for longer."""
 _BEAT = ("heartbeat", "")
 
 
@@ -81,6 +83,7 @@ class Member:
         replica: int = 0,
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
+        linked: Callable[[], Iterable[Peer]] = tuple,
         metrics: Callable[[], tuple[Metric, ...]] = tuple,
     ) -> None:
         self.me = me
@@ -91,6 +94,7 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._linked = linked
         self._metrics = metrics
         self._context_length: int | None = None
         self._broken: dict[Peer, Broken] = {}
@@ -165,7 +169,7 @@ class Member:
 
         They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
         """
-        return self._num_unanswered > MISSED_HEARTBEATS
+        return self._num_unanswered > MISSED_ANSWERS
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.
@@ -215,6 +219,7 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
+            tuple(peer for peer in self._linked() if peer != self.coordinator),
             self._context_length,
         )
 

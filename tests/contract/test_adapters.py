@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import sys
 import threading
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +19,15 @@ import msgspec
 import pytest
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
+
 from actors.testing import running
 from adapters import ADAPTERS
 from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, Starved, StepEngine, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Blob, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Blob, Codes, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -49,6 +53,8 @@ class Sample(msgspec.Struct, frozen=True):
     """A parameter that is known and whose value is not allowed; the error must name it."""
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    tiny: str = ""
+    """A model that `tiny` makes, with random weights; its folder is the option `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -84,6 +90,12 @@ def _words(*words: str) -> Ports:
     return {"text": [Text(word) for word in words]}
 
 
+def _codes(*seeds: int) -> Codes:
+    """Return a frame of four codes for each number."""
+    data = array("i", [(seed * (k + 3)) % 32 for seed in seeds for k in range(4)])
+    return Codes(len(seeds), 4, 12.5, Blob(memoryview(data).cast("B")))
+
+
 def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
 
@@ -102,6 +114,12 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 """
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
+
+_DIFFUSERS_WARN = (
+    "ignore:.*weight_norm.* is deprecated:FutureWarning",
+    "ignore:Should have t[ab]:UserWarning:torchsde",
+)
+"""diffusers' VAE, and torchsde at steps that end where its interval does."""
 
 _VLLM_WARNS = (
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
@@ -151,6 +169,37 @@ SAMPLES: dict[str, Sample] = {
         packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
     ),
+    "transformers-codec": Sample(
+        {"codes": [_codes(1, 2, 3), _codes(4), _codes(5, 6, 7, 8)]},
+        {"codes": [_codes(8, 7), _codes(6, 5, 4, 3)]},
+        {"codes": [_codes(1), Json({})]},
+        {"piece_s": 1.0},
+        tiny="csm",
+        streamed_port="codes",
+        packages=("torch", "transformers"),
+        is_model=True,
+    ),
+    "transformers-speech": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        _words(" "),
+        {"temperature": -1.0},
+        params={"seed": 1, "temperature": 1.0, "max_new_tokens": 6},
+        tiny="csm",
+        packages=("torch", "transformers", "soxr"),
+        is_model=True,
+    ),
+    "transformers-vits": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        params={"seed": 1},
+        tiny="vits",
+        streamed_port="text",
+        packages=("torch", "transformers", "sentencex"),
+        is_model=True,
+    ),
     "vllm": Sample(
         _chat("Count from one to ten."),
         _chat("What is the capital of France?"),
@@ -184,6 +233,18 @@ SAMPLES: dict[str, Sample] = {
         params={"max_tokens": 5},
         far=FAR,
         packages=("openai",),
+    ),
+    "diffusers-audio": Sample(
+        _prompt("a dog barks"),
+        _prompt("rain on a roof"),
+        _prompt(" "),
+        {"audio_length": 0.0},
+        params={"seed": 1},
+        options={"call": {"num_inference_steps": 3}, "max_num_seqs": 2},
+        tiny="stable_audio",
+        packages=("diffusers", "torch", "transformers", "torchsde"),
+        is_model=True,
+        ignored_warnings=_DIFFUSERS_WARN,
     ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),
@@ -290,8 +351,13 @@ def sample(name: str) -> Sample:
 
 
 @pytest.fixture(scope="module")
-def options(name: str) -> Iterator[dict[str, Any]]:
+def options(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     sample = SAMPLES[name]
+    if sample.tiny:
+        import tiny  # type: ignore[import-not-found] (put on the path above)
+
+        yield sample.options | {"model": getattr(tiny, sample.tiny)(tmp_path_factory.mktemp(sample.tiny))}
+        return
     if not sample.far:
         yield sample.options
         return

@@ -78,6 +78,7 @@ class HibariVoice(StreamingEngine):
     """
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"audio": "audio"}
     Options: ClassVar[type[msgspec.Struct]] = HibariOptions
     Params: ClassVar[type[msgspec.Struct]] = HibariParams
@@ -127,10 +128,14 @@ class HibariVoice(StreamingEngine):
             self._thread.submit(_samples_blocking, voice, phonemes, 1.0, _generator(0)).result()
         report("warm-up", 1.0)
 
+    def unload(self) -> None:
+        """Give the voices back."""
+        self._voices.clear()
+
     def close(self) -> None:
         """Give the voices and the thread back."""
         self._thread.shutdown()
-        self._voices.clear()
+        self.unload()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Speak one text; text without anything to speak gives no audio and still finishes.

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from gateways import websockets
+from gateways.http_counts import HttpCounts
 from gateways.json_body import HEAVY_BYTES, MAX_JSON_WEIGHT, BodyBuffer, JsonWeight, Pace
 from gateways.keys import KeyRing, KeySource, sources_of
 from gateways.origins import ANY, Origins, problems_of
@@ -114,6 +115,7 @@ class HttpGateway(Gateway):
         super().__init__(*args, **kwargs)
         self._keys = KeyRing(sources_of(_own_keys(self.options), self.callers))
         self._watch = self._watched()
+        self._counts = HttpCounts()
         self._origins = Origins(
             self.name,
             readers=self.options.cors_origins,
@@ -202,14 +204,18 @@ class HttpGateway(Gateway):
         inbound = request.headers.get("X-Request-Id", "")
         request[REQUEST_ID] = inbound if _GOOD_ID.fullmatch(inbound) else secrets.token_hex(16)
         outcome: int | str = "gone"
+        self._counts.num_open += 1
         try:
             response = await self._respond(request, handler)
             outcome = response.status
         finally:
+            told = str(request.get(FAILURE, outcome))
+            self._counts.num_open -= 1
+            self._counts.end(request, told)
             fields = {
                 "id": request[REQUEST_ID],
                 "route": f"{request.method} {request.path}",
-                "outcome": str(request.get(FAILURE, outcome)),
+                "outcome": told,
                 "total_s": round(loop.time() - started_at, 6),
                 "bytes": request.writer.output_size,
             }

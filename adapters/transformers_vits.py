@@ -6,7 +6,9 @@ A sentence is one call of the model, which can't be interrupted: a cancel waits 
 from __future__ import annotations
 
 import importlib.util
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -14,16 +16,16 @@ from msgspec import Meta
 
 from adapters.handover import on_thread, start_threads
 from adapters.random_state import MAX_SEED, RandomState
-from adapters.sentences import SentenceSplitter
+from adapters.sentences import sentences_of
 from adapters.sound import pcm16
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Blob, Payload, Text, kind_of
+from omni_bus.wire.payloads import Audio, Blob, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from omni_bus.engine import Context, Report
 
@@ -72,6 +74,16 @@ class TransformersVits(StreamingEngine):
             problems.append(f"adapter: {NAME} needs sentencex (pip install sentencex==1.0.32)")
         return problems
 
+    @classmethod
+    def voices(cls, options: VitsOptions) -> tuple[str, ...]:
+        """Return the numbers of a local model's speakers; none for a model that has one only."""
+        config = Path(options.model).expanduser() / "config.json"
+        try:
+            num_speakers = json.loads(config.read_text()).get("num_speakers", 1)
+        except (OSError, ValueError):  # a model's name, or something that the load will refuse
+            return ()
+        return tuple(map(str, range(num_speakers))) if num_speakers > 1 else ()
+
     def load(self, report: Report) -> None:
         """Load, and speak a word.
 
@@ -113,7 +125,7 @@ class TransformersVits(StreamingEngine):
         self._speaker(params.voice)
         random = RandomState(params.seed, self._model.device)
         num_frames = 0
-        async for sentence in _sentences(inputs):
+        async for sentence in sentences_of(inputs):
             sound = await on_thread(self._thread, self._speak_blocking, sentence, params, random)
             num_frames += sound.num_frames
             for piece in _pieces(sound):
@@ -153,17 +165,6 @@ class TransformersVits(StreamingEngine):
         if not bool(waveform.isfinite().all()):
             raise StageFailed("the model computed samples that aren't finite")
         return pcm16(waveform.numpy(), rate_hz)
-
-
-async def _sentences(inputs: Inputs) -> AsyncIterator[str]:
-    splitter = SentenceSplitter()
-    async for payload in inputs.port("text"):
-        if not isinstance(payload, Text):
-            raise BadInput(f"text: {kind_of(payload)} came (allowed: text)", field="text")
-        for sentence in splitter.feed(payload.text):
-            yield sentence
-    for sentence in splitter.end():
-        yield sentence
 
 
 def _pieces(sound: Audio) -> Iterator[Audio]:

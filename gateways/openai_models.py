@@ -184,8 +184,15 @@ def are_beside_messages(pipeline: Pipeline, port: str) -> bool:
     return any(e.target in readers for e in pipeline.edges if e.source == IN and e.source_port == port)
 
 
-def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
-    """Return one entry of the list of models."""
+def model_card(name: str, pipeline: Pipeline, context_lengths: Mapping[str, int]) -> dict[str, Any]:
+    """Return one entry of the list of models.
+
+    Args:
+        name: one of the pipeline's.
+        pipeline: what it stands for.
+        context_lengths: tokens of prompt and answer together, by stage.
+    """
+    lengths = [context_lengths[stage] for stage in readers_of(pipeline) if stage in context_lengths]
     created = int(time.time())
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
@@ -208,6 +215,6 @@ def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
         "owned_by": "omni-bus",
         "root": pipeline.serve_as,
         "parent": None,
-        "max_model_len": None,
+        "max_model_len": min(lengths, default=None),
         "permission": [permission],
     }

@@ -290,6 +290,11 @@ class BusClient:
         self._heard = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def name(self) -> str:
+        """The actor's name on the bus."""
+        return self._driver.me.actor
+
     @classmethod
     async def connect(
         cls,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from omni_bus.ids import Peer
     from omni_bus.wire.frames import Route
 
+ASLEEP = "asleep"
+
 CUT_S = 2.0
 """Stages that were told to let go of a request have done so within this, or the answer says that they have not."""
 
@@ -36,7 +38,10 @@ class Arrangement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drained: frozenset[str] = frozenset()
     """Replicas, as ``llm.0``, that get nothing new; what they work on goes on."""
     returning: frozenset[str] = frozenset()
-    """Replicas that are being restarted: where a stage has no other one, its requests wait instead of being refused."""
+    """Replicas that are being restarted, or asleep and waited for: where a stage has no other one, its requests wait
+    instead of being refused."""
+    asleep: dict[str, int] = {}
+    """Replicas that get nothing new because their engines sleep, and the level of each."""
 
 
 class DrainArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +83,17 @@ class Administration:
 
     def bindable(self, replicas: Iterable[Actor]) -> list[Actor]:
         """Return the ready replicas that may get new requests."""
-        return [actor for actor in replicas if actor.peer.actor not in self._arrangement.drained]
+        return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+
+    def kept(self, replica: str) -> str:
+        """Return in a word why a replica gets nothing new; empty for one that does."""
+        if replica in self._arrangement.asleep:
+            return ASLEEP
+        return "drained" if self.is_drained(replica) else ""
+
+    def level(self, replica: str) -> int:
+        """Return at which level a replica is to sleep; 0 is awake."""
+        return self._arrangement.asleep.get(replica, 0)
 
     def is_drained(self, replica: str) -> bool:
         """Whether a replica is kept from new requests."""
@@ -132,13 +147,14 @@ class Administration:
         self._served = frozenset[str]()
         return gone
 
-    def arrange(self, args: dict[str, Any]) -> None:
-        """Take a new arrangement.
+    def arrange(self, args: dict[str, Any]) -> set[str]:
+        """Take a new arrangement; return the replicas that are to sleep no longer.
 
         Raises:
             BadInput: it is malformed.
         """
-        self._arrangement = _convert(args, Arrangement, "arrange")
+        former, self._arrangement = self._arrangement, _convert(args, Arrangement, "arrange")
+        return former.asleep.keys() - self._arrangement.asleep.keys()
 
     # --- what is told of it -------------------------------------------------------------------------------
 
@@ -147,14 +163,19 @@ class Administration:
         if actor.role != "stage":
             return {}
         fields = self.marks(actor.peer.actor, actor.stage)
-        if fields["is_drained"] and actor.is_ready:
-            fields["phase"] = "draining" if outstanding else "drained"
+        kept = self.kept(actor.peer.actor)
+        if kept and actor.is_ready and actor.phase == "ready":
+            fields["phase"] = "draining" if outstanding else kept
         return fields
 
     def marks(self, replica: str, stage: str) -> dict[str, Any]:
         """Return what every row about a replica says, whether it is here or not."""
         wanted = self._arrangement.wanted
-        return {"is_drained": self.is_drained(replica), **({"wanted": wanted[stage]} if stage in wanted else {})}
+        return {
+            "is_drained": self.is_drained(replica),
+            **({"is_asleep": True} if self.level(replica) else {}),
+            **({"wanted": wanted[stage]} if stage in wanted else {}),
+        }
 
     def unheard(self, known: Container[str]) -> list[dict[str, Any]]:
         """Return a row for each wanted replica of which nothing was heard."""

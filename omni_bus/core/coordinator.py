@@ -26,6 +26,7 @@ from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
 from omni_bus.core.recovery import Recovery, error_for_lost
 from omni_bus.core.request import Request, State
+from omni_bus.core.rests import Rests
 from omni_bus.core.roster import Roster
 from omni_bus.core.strangers import Strangers
 from omni_bus.core.ties import Ties
@@ -60,6 +61,8 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rest,
+    Rested,
     Stalled,
     Submit,
     Unheard,
@@ -77,8 +80,8 @@ if TYPE_CHECKING:
 
 NOTHING_ARRANGED = Arrangement()
 
-OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
-SUPERVISED = ("arrange", "drain")
+OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "rest", "status")
+SUPERVISED = ("arrange", "drain", "rest")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
 HAVE_REQUESTS = ("client", "gateway")
 """Roles of those who may have requests; the next coordinator is told of each that joined and has not left."""
@@ -120,7 +123,7 @@ class CoordinatorCore:
         self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
         self._administration = Administration(arrangement, awaited, clients)
-        self._absences = Absences(self._membership, self._administration.is_drained)
+        self._absences = Absences(self._membership, self._administration.kept)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
@@ -146,6 +149,7 @@ class CoordinatorCore:
             tombstones=self._tombstones,
         )
         self._health = Health()
+        self._rests = Rests(self._membership)
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -221,9 +225,10 @@ class CoordinatorCore:
             case Progress(phase=phase, fraction=fraction):
                 actor.phase, actor.fraction = phase, fraction
                 return []
-            case Ready():
-                actor.is_ready, actor.phase = True, "ready"
-                return [self._report_ready(actor, now), *self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
+            case Ready(context_length=context_length):
+                actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
+                resumed = [*self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
+                return [self._report_ready(actor, now), *self._put_to_sleep(actor), *resumed]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
             case Outlook() if actor.role == "supervisor":
@@ -235,6 +240,8 @@ class CoordinatorCore:
                 return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
                 return self._breaks.on_broken(actor, frame, now)
+            case Rested():
+                return self._rests.on_rested(actor, frame)
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
@@ -281,6 +288,8 @@ class CoordinatorCore:
                 return list(self._health.on_timer(int(of)))
             case "drain":
                 return self._end_drain(of, now)
+            case "rest":
+                return self._rests.repeat(int(of), now)
             case "awaited":
                 gone = [Report(CLIENT_LEFT, {"name": name}) for name in self._administration.give_up()]
                 return [*gone, *self._lifecycle.run_held(now)]
@@ -335,7 +344,7 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
-            effects.append(self._report_ready(actor, now))
+            effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
         if is_new:
             has_requests = actor.role in HAVE_REQUESTS
             effects += [Report(CLIENT_JOINED, {"name": hello.peer.actor})] if has_requests else []
@@ -346,6 +355,11 @@ class CoordinatorCore:
         effects += self._ties.take(hello.linked, now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
+
+    def _put_to_sleep(self, actor: Actor) -> list[Common]:
+        """What sleeps goes on sleeping when its process or the coordinator restarts."""
+        level = self._administration.level(actor.peer.actor)
+        return [Send(actor.peer, Rest(0, level))] if level else []
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -446,6 +460,7 @@ class CoordinatorCore:
             *([Report(CLIENT_LEFT, {"name": actor.peer.actor})] if actor.role in HAVE_REQUESTS else []),
             *self._administration.forget(actor.peer),
             *self._health.forget(actor.peer),
+            *self._rests.on_leave(actor),
         ]
         for request, entry in list(self._requests.items()):
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
@@ -543,24 +558,31 @@ class CoordinatorCore:
         if frame.op in SUPERVISED and actor.role != "supervisor":
             raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
         match frame.op:
-            case "health":
+            case "health" | "metrics":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
                 absent = self._roster.absent(now)
-                return self._health.begin(actor.peer, frame.call, others, absent, now, self._roster.marks)
+                return self._health.begin(
+                    *(actor.peer, frame.call, others, absent, now, self._roster.marks),
+                    wants_metrics=frame.op == "metrics",
+                )
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
             case "pipelines":
                 return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
-                self._administration.arrange(frame.args)
+                # One that came back while it was to sleep was told so, and may sleep although the order failed.
+                woken = [self._membership.named(name) for name in self._administration.arrange(frame.args)]
                 return [
                     Send(actor.peer, AdminReply(frame.call)),
+                    *(Send(other.peer, Rest(0, 0)) for other in woken if other is not None and other.is_ready),
                     *self._lifecycle.resume(now),
                     *self._lifecycle.run_held(now),
                 ]
             case "drain":
                 return self._administration.drain(actor.peer, frame.call, frame.args, now)
+            case "rest":
+                return self._rests.begin(actor.peer, frame.call, frame.args, now)
             case _:
                 raise AssertionError(f"no such operation: {frame.op}")
 

@@ -23,6 +23,7 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rested,
     Role,
     Route,
     StageStats,
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from omni_bus.core.edge import InEdge
+    from omni_bus.errors import OmniBusError
     from omni_bus.ids import EdgeId
     from omni_bus.wire.frames import ControlFrame
+    from omni_bus.wire.metrics import Metric
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
@@ -81,6 +84,7 @@ class Member:
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
         linked: Callable[[], Iterable[Peer]] = tuple,
+        metrics: Callable[[], tuple[Metric, ...]] = tuple,
     ) -> None:
         self.me = me
         self.coordinator = coordinator
@@ -91,6 +95,8 @@ class Member:
         self._live = live
         self._stats = stats
         self._linked = linked
+        self._metrics = metrics
+        self._context_length: int | None = None
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -108,10 +114,16 @@ class Member:
         """Tell how far the start is."""
         return [self._to_coordinator(Progress(phase, fraction))]
 
-    def ready(self) -> list[Common]:
-        """Tell that this actor can serve."""
+    def ready(self, context_length: int | None = None) -> list[Common]:
+        """Tell that this actor can serve, and how many tokens at most."""
         self.is_ready = True
-        return [self._to_coordinator(Ready())]
+        self._context_length = context_length
+        return [self._to_coordinator(Ready(context_length))]
+
+    def rested(self, number: int, error: OmniBusError | None) -> list[Common]:
+        """Tell that the engine sleeps or is awake as it was told to, or why not; number 0 wants no answer."""
+        answer = [self._to_coordinator(Rested(number, None if error is None else error.to_info()))] if number else []
+        return [self._to_coordinator(Progress("ready", 1.0)), *answer]
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
@@ -182,8 +194,9 @@ class Member:
                 if self._broken.get(target) == frame:
                     del self._broken[target]
                 return []
-            case Ping(nonce=nonce):
-                return [self._to_coordinator(Pong(nonce, self._stats()))]
+            case Ping(nonce=nonce, wants_metrics=wants_metrics):
+                metrics = self._metrics() if wants_metrics else ()
+                return [self._to_coordinator(Pong(nonce, self._stats(), metrics))]
             case Lost(peer=peer):
                 self._broken.pop(peer, None)
                 return [Forget(peer)]
@@ -207,6 +220,7 @@ class Member:
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
             tuple(peer for peer in self._linked() if peer != self.coordinator),
+            self._context_length,
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -416,7 +416,12 @@ async def test_fewer_replicas_go_from_the_highest_number_on(made: Made) -> None:
     ]
     assert made.names.count("llm.0") == 1
     assert not {"llm.1", "llm.2"} & set(made.names)
-    assert made.coordinator.arrangement == {"wanted": {"llm": 1, "voice": 1}, "drained": [], "returning": []}
+    assert made.coordinator.arrangement == {
+        "wanted": {"llm": 1, "voice": 1},
+        "drained": [],
+        "returning": [],
+        "asleep": {},
+    }
 
 
 async def test_replica_that_is_still_busy_stays(made: Made) -> None:
@@ -425,7 +430,12 @@ async def test_replica_that_is_still_busy_stays(made: Made) -> None:
     outcome = await made.order(Scale({"llm": 1}, timeout_s=0.5))
 
     assert outcome.code == NOT_CLEAN
-    assert made.coordinator.arrangement == {"wanted": {"llm": 2, "voice": 1}, "drained": [], "returning": []}
+    assert made.coordinator.arrangement == {
+        "wanted": {"llm": 2, "voice": 1},
+        "drained": [],
+        "returning": [],
+        "asleep": {},
+    }
     assert made.process("llm.1").phase == Phase.READY
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny  # type: ignore[import-not-found] (put on the path above)
 
 from adapters.sound import pcm16
-from adapters.transformers_vits import TransformersVits
+from adapters.transformers_vits import TransformersVits, VitsOptions
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_engine, run_streaming
 from omni_bus.wire.payloads import Text
@@ -49,6 +49,13 @@ def alone(folder: str, text: str, **arguments: Any) -> bytes:
     torch.manual_seed(5)
     with torch.no_grad():
         return bytes(pcm16(model(ids, **arguments).waveform[0].numpy(), 8000).data.view)
+
+
+def test_voices_are_the_models_speakers(folder: str, tmp_path: Path) -> None:
+    assert TransformersVits.voices(VitsOptions(model=folder)) == ("0", "1", "2")
+    assert TransformersVits.voices(VitsOptions(model="some/name")) == ()
+    (tmp_path / "config.json").write_text('{"num_speakers": 1}')
+    assert TransformersVits.voices(VitsOptions(model=str(tmp_path))) == ()
 
 
 async def test_sentence_is_the_models_own(engine: TransformersVits, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import sys
 import wave
@@ -92,6 +93,26 @@ async def test_speech_streams_the_same_samples(client: openai.AsyncOpenAI) -> No
 
     assert len(pieces) > 1
     assert b"".join(pieces) == answer.content
+
+
+async def test_uploaded_voice_speaks_as_its_sample_does(client: openai.AsyncOpenAI) -> None:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as wav:
+        wav.setparams((1, 2, 24_000, 0, "NONE", ""))
+        wav.writeframes((9000 * np.sin(np.arange(30_000) / 17)).astype("<i2").tobytes())
+    voice = await client.audio.voices.create(
+        name="Bob", consent="c-1", audio_sample=("b.wav", file.getvalue(), "audio/wav"), extra_body={"ref_text": "Hi."}
+    )
+
+    async def say(voice: Any, **more: Any) -> bytes:
+        fields: dict[str, Any] = {"model": "csm", "input": "Hello there.", "response_format": "pcm"}
+        answer = await client.audio.speech.create(**fields, voice=voice, extra_body={"seed": 5, **more})
+        return answer.content
+
+    spoken = await say({"id": voice.id})
+    reference = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
+    assert spoken == await say("default", ref_audio=reference, ref_text="Hi.")
+    assert spoken != await say("default")
 
 
 async def test_what_the_model_cannot_do_is_refused_by_name(client: openai.AsyncOpenAI) -> None:

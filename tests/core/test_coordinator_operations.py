@@ -26,9 +26,12 @@ from omni_bus.wire.frames import (
     Hello,
     Outlook,
     Pong,
+    Progress,
     Ready,
     Reject,
     Reroute,
+    Rest,
+    Rested,
     Route,
     RouteEdge,
     Submit,
@@ -249,7 +252,7 @@ def test_drained_stage_is_refused_at_once_and_served_again_when_undone(up):
 
 
 def test_only_a_supervisor_drains(up):
-    for op in ("arrange", "drain"):
+    for op in ("arrange", "drain", "rest"):
         up.admin(op, by=GATEWAY)
         (reply,) = up.to(GATEWAY, AdminReply)
         assert (reply.error.code, reply.error.field) == ("bad_input", "op")
@@ -288,6 +291,93 @@ def test_health_and_status_tell_of_it(up):
             "llm.2": ("restarting", False, 3),
             "voice.0": ("ready", False, 1),
         }
+
+
+# --- replicas that sleep ------------------------------------------------------------------------------------
+
+
+def test_sleeping_stage_is_refused_at_once_by_name_and_served_again_when_awake(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 1})
+    up.submit("a")
+    assert up.rejected() == {"a": "stage 'llm' has no replica that can serve (llm.0: asleep; llm.1: asleep)"}
+
+    up.arrange(asleep={"llm.1": 1})
+    up.submit("b")
+    assert up.bound() == {"b": ["llm.0"]}
+
+
+def test_requests_wait_for_a_sleeping_stage_that_they_are_to_wait_for(up):
+    up.arrange(asleep={"voice.0": 2}, returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+    assert (up.bound(), up.rejected()) == ({}, {})
+
+    up.arrange()
+    assert up.bound() == {"a": ["llm.0", "voice.0"]}
+
+
+def test_order_to_sleep_reaches_the_replica_and_its_answer_the_supervisor(up):
+    up.admin("rest", actors=["llm.0"], level=1)
+    assert up.to(LLM, Rest) == [Rest(1, 1)]
+    up.is_due(("rest", "1"))
+    assert up.to(LLM, Rest) == [Rest(1, 1)], "the first one may be lost"
+
+    up.say(LLM, Rested(1))
+
+    assert up.reply() == {"failed": {}}
+    assert up.is_clean()
+
+
+def test_replica_that_dies_on_the_way_ends_the_order(up):
+    up.admin("rest", actors=["llm.0"], level=1)
+    up.say(LLM, Goodbye())
+
+    assert up.reply() == {"failed": {"llm.0": "its process ended"}}
+
+
+def test_what_sleeps_goes_on_sleeping_after_a_restart(up):
+    up.arrange(asleep={"llm.0": 2}, wanted={"llm": 2})
+    up.say(LLM, Goodbye(is_settled=True))
+    again = peer("llm.0", 2)
+    up.join(again, is_ready=False)
+    assert up.to(again, Rest) == []
+
+    up.say(again, Ready())
+
+    assert up.to(again, Rest) == [Rest(0, 2)]
+    up.submit("a")
+    assert up.bound() == {"a": ["llm.1"]}
+
+
+def test_what_is_no_longer_to_sleep_is_woken_even_if_nobody_thinks_that_it_sleeps(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 2})
+    up.arrange(asleep={"llm.1": 2})
+
+    assert (up.to(LLM, Rest), up.to(LLM_1, Rest)) == ([Rest(0, 0)], [])
+
+
+def test_new_coordinator_has_the_sleeping_sleep_on():
+    deployment = Deployment(arrangement=Arrangement(asleep={"llm.0": 1}))
+    deployment.join_all()
+
+    assert (deployment.to(LLM, Rest), deployment.to(LLM_1, Rest)) == ([Rest(0, 1)], [])
+
+
+def test_health_and_status_tell_who_sleeps(up):
+    up.submit("a")
+    up.arrange(asleep={"llm.0": 1, "llm.1": 1})
+    up.admin("health", by=GATEWAY)
+    up.admin("status", by=GATEWAY)
+    for who in (LLM, LLM_1, VOICE):
+        up.say(who, Pong(1))
+
+    for reply in up.to(GATEWAY, AdminReply):
+        rows = reply.result if isinstance(reply.result, list) else reply.result["actors"]
+        found = {row["actor"]: (row["phase"], row.get("is_asleep")) for row in rows if row["stage"]}
+        assert found == {"llm.0": ("draining", True), "llm.1": ("asleep", True), "voice.0": ("ready", None)}
+    up.say(LLM, Progress("weights", 0.5))
+    up.admin("status", by=GATEWAY)
+    (status,) = up.to(GATEWAY, AdminReply)
+    assert status.result["actors"][0]["phase"] == "weights", "it is waking"
 
 
 # --- replicas that come back --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ import pytest
 
 from omni_bus.core.effects import Forget, Leave, Send, SetTimer
 from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, Running, coordinator_peer
-from omni_bus.errors import BadFrame, ErrorInfo
+from omni_bus.errors import BadFrame, BadInput, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
@@ -18,6 +18,7 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rested,
     Route,
     StageStats,
     Stalled,
@@ -63,6 +64,23 @@ def test_introduce_is_answered_with_what_is_true_now(member):
 
     hello = Hello(PROTOCOL_VERSION, ME, "stage", "llm", 0, is_ready=True, live=(ROUTE,), ran_s=(0.0,), received=((),))
     assert answer.frame == hello
+
+
+def test_context_length_is_told_and_told_again(member):
+    assert member.ready(2048) == [Send(COORDINATOR, Ready(2048))]
+
+    (answer,) = member.on_frame(Introduce(), 0.0)
+
+    assert answer.frame.context_length == 2048
+
+
+def test_rest_is_answered_unless_nobody_asked(member):
+    awake = Send(COORDINATOR, Progress("ready", 1.0))
+    error = BadInput("level: no")
+
+    assert member.rested(3, None) == [awake, Send(COORDINATOR, Rested(3))]
+    assert member.rested(3, error) == [awake, Send(COORDINATOR, Rested(3, error.to_info()))]
+    assert member.rested(0, None) == [awake]
 
 
 def test_stalled_actor_says_so_and_never_hello_again(member):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from gateways.openai_logprobs import chat_logprobs, prompt_logprobs
-from omni_bus.media.encode import Format, base64_blocking, encode_blocking, join, pcm16
+from omni_bus.media.encode import base64_blocking, encode_blocking
+from omni_bus.media.encoder import Format
+from omni_bus.media.sound import join, pcm16
 from omni_bus.wire.payloads import Audio, Blob
 
 if TYPE_CHECKING:

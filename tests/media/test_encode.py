@@ -17,16 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_bus.errors import BadInput
-from omni_bus.media.encode import (
-    FORMATS,
-    MAX_INLINE_BYTES,
-    EncodingPool,
-    base64_blocking,
-    encode_blocking,
-    join,
-    pcm16,
-    wav_header,
-)
+from omni_bus.media.encode import MAX_INLINE_BYTES, EncodingPool, base64_blocking, encode_blocking
+from omni_bus.media.encoder import FORMATS, wav_header
+from omni_bus.media.sound import join, pcm16
 from omni_bus.wire.payloads import Audio, Blob
 
 

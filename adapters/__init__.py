@@ -9,6 +9,8 @@ ADAPTERS: dict[str, str] = {
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",
     "hibari": "adapters.hibari:HibariVoice",
+    "whisper": "adapters.whisper:Whisper",
+    "silero-vad": "adapters.silero_vad:SileroVad",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
     "synthetic-image": "adapters.synthetic:SyntheticImage",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+EMPTY = "empty answer"
+"""The failure of an answer in which nothing came."""
+
 MAX_MESSAGE = 300
 """Characters that are kept of what a server said; some answer with a page."""
 
@@ -31,7 +34,15 @@ class Record(msgspec.Struct, kw_only=True):
     sounds: list[tuple[float, float]] = []
     """Each piece of sound: when it came, and how many seconds of it."""
     answer: list[str] = []
-    """The text, kept only where nothing else counts its tokens."""
+    """The text, kept only where nothing else counts its tokens, or its words are compared."""
+    pcm: list[bytes] = []
+    """The sound as raw s16 samples, kept only where it is to be recognised."""
+    rate_hz: int = 0
+    """Of the raw samples."""
+    channels: int = 1
+    """Of the raw samples, interleaved."""
+    heard_s: float | None = None
+    """How many seconds of sound were sent, where that is known."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     tokens_from: str = ""

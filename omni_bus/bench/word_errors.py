@@ -54,8 +54,12 @@ def words_of(text: str) -> list[str]:
     for sign, word in _SIGNS.items():
         text = text.replace(sign, word)
     found: list[str] = []
-    for word in _WORD.findall(text):
-        found += _read(int(word)) if word.isdecimal() and len(word) < 10 else [_SPELLED.get(word, word)]
+    for match in _WORD.finditer(text):
+        word = match.group()
+        if word.isdecimal() and len(word) < 10:
+            found += _read(int(word))
+        else:
+            found.append(_SPELLED.get(word, word))
     return found
 
 

@@ -212,9 +212,10 @@ def read_rate(records: Iterable[Record]) -> float | None:
     """Return the pieces a second that were read of answers, from the first to the last; None if there were too few."""
     pieces = seconds = 0.0
     for record in records:
-        if len(record.texts) > 1:
-            pieces += len(record.texts) - 1
-            seconds += record.texts[-1][0] - record.texts[0][0]
+        found = record.texts or record.sounds
+        if len(found) > 1:
+            pieces += len(found) - 1
+            seconds += found[-1][0] - found[0][0]
     return pieces / seconds if seconds > 0 else None
 
 
@@ -394,7 +395,7 @@ def _heard_lines(heard: Heard) -> list[str]:
     errors = heard.errors
     kinds = f"{errors.substituted} substituted, {errors.left_out} left out, {errors.put_in} put in"
     rate = f"{errors.rate:.2%}" if errors.words else "-"
-    lines = ["", f"word errors: {rate} ({kinds}; of {errors.words} words in {heard.num_texts} texts)"]
+    lines = [f"word errors: {rate} ({kinds}; of {errors.words} words in {heard.num_texts} texts)"]
     for said, other in heard.worst:
         lines += [f"  said:  {said}", f"  heard: {other.strip()}"]
     if heard.failures:

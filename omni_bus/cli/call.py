@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _call(args: argparse.Namespace) -> int:
     params = request.params_of(args.params)
-    fmt = None if args.audio_out is None else request.check_sound_file(args.audio_out)
+    path: str | None = args.audio_out
+    fmt = "wav" if path is None else request.check_sound_file(path)
     request.check_timeout(args.timeout)
     text = sys.stdin.read() if args.text == "-" else args.text
     messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -50,13 +51,13 @@ async def _call(args: argparse.Namespace) -> int:
     async with visit(args) as (client, pipelines):
         pipeline = request.pipeline_of(pipelines, args.model, _takes_messages, "take messages")
         request.check_stages(pipeline, params)
-        outputs = _outputs(pipeline, wants_audio=args.audio_out is not None)
+        outputs = _outputs(pipeline, wants_audio=path is not None)
         async with await client.submit(pipeline.name, outputs, params, timeout_s=args.timeout) as sent:
             await sent.send("messages", Json({"messages": messages}))
             sent.finish("messages")
             pieces = await _print(sent)
-    if fmt is not None:
-        await asyncio.to_thread(_write, args.audio_out, fmt, pieces)
+    if path is not None:
+        await asyncio.to_thread(_write, path, fmt, pieces)
     return 0
 
 

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--audio-out",
         metavar="FILE",
         required=True,
-        help=f"in the format that it ends in ({', '.join(filter(None, request.ENDINGS))}); {STDOUT} is standard output, "
-        "as WAV while it is made",
+        help=f"in the format that it ends in ({', '.join(filter(None, request.ENDINGS))}); {STDOUT} is standard "
+        "output, as WAV while it is made",
     )
     parser.add_argument("--voice", metavar="NAME", help="one of the pipeline's; default: its own")
     parser.add_argument(

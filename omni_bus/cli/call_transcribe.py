@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -95,10 +96,7 @@ async def _decoded(name: str) -> Audio:
         BadInput: it can't be read, or is no sound.
         MediaTooLarge: it is longer than allowed.
     """
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise BadInput(f"can't read {name}: {error.strerror}", field="FILE") from error
+    data = await asyncio.to_thread(_read_blocking, name)
     pool = MediaPool(1, DECODE_S)
     max_bytes = int(MAX_SECONDS) * RATE_HZ * 2
     try:
@@ -107,6 +105,13 @@ async def _decoded(name: str) -> Audio:
         pool.close()
     assert isinstance(found, Audio)
     return found
+
+
+def _read_blocking(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise BadInput(f"can't read {name}: {error.strerror}", field="FILE") from error
 
 
 class _Heard(msgspec.Struct):

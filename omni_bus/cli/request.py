@@ -98,12 +98,15 @@ def pipeline_of(
     """
     able = [pipeline for pipeline in pipelines.values() if can(pipeline)]
     names = {name: pipeline for pipeline in able for name in (pipeline.name, pipeline.serve_as, *pipeline.aliases)}
+    if not able:
+        served = ", ".join(pipeline.serve_as for pipeline in pipelines.values())
+        raise BadInput(f"no pipeline here can {do} (there are: {served})", field="--model")
     if model is not None:
         if model not in names:
             raise unknown_name("model", model, names, field="--model")
         return names[model]
-    if len(able) != 1:
-        which = ", ".join(pipeline.serve_as for pipeline in able) or "none"
+    if len(able) > 1:
+        which = ", ".join(pipeline.serve_as for pipeline in able)
         raise BadInput(f"say which model with --model (those that {do}: {which})", field="--model")
     return able[0]
 
@@ -129,9 +132,8 @@ def check_sound_file(path: str) -> Format:
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         allowed = ", ".join(filter(None, ENDINGS))
-        raise BadInput(
-            f"--audio-out {path}: no format of sound ends in {ending} (allowed: {allowed})", field="--audio-out"
-        )
+        message = f"--audio-out {path}: no format of sound ends in {ending}"
+        raise BadInput(f"{message} (allowed: {allowed})", field="--audio-out")
     return ENDINGS[ending]
 
 

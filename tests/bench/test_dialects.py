@@ -8,8 +8,8 @@ import wave
 import msgspec
 import pytest
 
-from omni_bus.bench.dataset import Prompt
 from omni_bus.bench.backends import DIALECTS
+from omni_bus.bench.dataset import Prompt
 from omni_bus.bench.dialects import AudioMetadata, Chat, Completions, StreamReader, Wishes, sound_s
 from omni_bus.bench.record import Record, StageTiming
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.sentences import SentenceSplitter
+from adapters.turns import Listener, Turns
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed, unknown_name
 from omni_bus.wire.frames import Finish
@@ -56,8 +57,8 @@ class HibariOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     voice: str = "heart"
     """The voice of requests that name none."""
 
-    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
-    """Requests that are open at once; their sentences take turns on one thread."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 32
+    """Requests that are open at once; their sentences take turns on one thread (`Turns`)."""
 
 
 class HibariParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +79,7 @@ class HibariVoice(StreamingEngine):
 
     A sentence is spoken as soon as it is certain that it ended (`SentenceSplitter`). Nothing is synthesised before all
     audio of the sentence before it was taken, and no text is taken meanwhile, so a slow listener slows the writer down.
+    Of several sentences that are due, that one is next whose listener runs out of sound first (`Listener`).
     """
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
@@ -91,6 +93,7 @@ class HibariVoice(StreamingEngine):
         self._voices: dict[str, Any] = {}
         """Loaded voices by name; touched on the engine's thread only, after `load`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hibari")
+        self._turns = Turns()
 
     @classmethod
     def check(cls, options: HibariOptions) -> list[str]:
@@ -137,27 +140,30 @@ class HibariVoice(StreamingEngine):
             BadInput: an unknown voice (lists those that are there), or input that isn't text.
         """
         params: HibariParams = request.params
-        voice = await self._on_thread(self._voice_blocking, params.voice or self.options.voice)
+        listener = Listener()
+        voice = await self._on_thread(listener, self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
         async for sentence in _sentences(inputs):
-            for phonemes in await self._on_thread(_phonemes_blocking, voice, sentence):
-                samples = await self._on_thread(_samples_blocking, voice, phonemes, params.speed, generator)
+            for phonemes in await self._on_thread(listener, _phonemes_blocking, voice, sentence):
+                samples = await self._on_thread(listener, _samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
+                listener.gets(len(samples) / RATE_HZ)
                 for piece in _pieces(samples):
                     yield "audio", piece
         yield Finish(detail={"seconds": num_frames / RATE_HZ})
 
-    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
+    async def _on_thread(self, listener: Listener, function: Callable[..., T], *args: Any) -> T:
         """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
-        call = self._thread.submit(function, *args)
-        future = asyncio.wrap_future(call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                await asyncio.wait([future])
-            raise
+        async with self._turns.turn(listener.runs_dry_at()):
+            call = self._thread.submit(function, *args)
+            future = asyncio.wrap_future(call)
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if not call.cancel():  # it has begun
+                    await asyncio.wait([future])
+                raise
 
     def _voice_blocking(self, name: str) -> Any:
         """Return a voice, loading it at its first use.

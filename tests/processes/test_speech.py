@@ -126,8 +126,7 @@ def measure_the_voice(omni_bus, url: str) -> None:
 def measure_the_recogniser(omni_bus, url: str, tmp_path) -> None:
     bench = ("bench", "serve", "--base-url", url, "--backend", "openai-audio", "--model", "whisper-1")
     lines = [json.dumps({"audio": name, "text": TEXT}) for name in ("a.wav", "a.mp3")]
-    (tmp_path / "sounds.jsonl").write_text("
-".join(lines))
+    (tmp_path / "sounds.jsonl").write_text("\n".join(lines))
     sounds = ("--dataset-name", "custom_audio", "--dataset-path", str(tmp_path / "sounds.jsonl"))
     shown = omni_bus(*bench, *sounds, "--num-prompts", "2", "--wer")
     assert (shown.returncode, shown.stderr) == (0, "")

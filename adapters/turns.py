@@ -54,7 +54,8 @@ class Turns:
         try:
             yield
         finally:
-            self._pass_on()
+            # Not at once: who had it may ask for the next one before it runs again, and be the most urgent.
+            asyncio.get_running_loop().call_soon(self._pass_on)
 
     async def _take(self, due_at: float) -> None:
         if not self._is_taken:

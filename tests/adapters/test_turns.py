@@ -60,6 +60,21 @@ async def test_earliest_is_next_and_equals_keep_their_order() -> None:
     assert await order_of(Turns(), 3.0, 1.0, 2.0, 1.0) == [1, 3, 2, 0]
 
 
+async def test_who_asks_again_at_once_may_be_next() -> None:
+    turns = Turns()
+    came: list[str] = []
+
+    async def work(name: str, *due: float) -> None:
+        for due_at in due:
+            async with turns.turn(due_at):
+                came.append(name)
+                await asyncio.sleep(0)
+
+    await asyncio.gather(work("urgent", 1.0, 1.0, 1.0), work("patient", 2.0))
+
+    assert came == ["urgent", "urgent", "urgent", "patient"]
+
+
 async def test_nobody_waits_for_one_who_left() -> None:
     turns = Turns()
 

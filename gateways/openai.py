@@ -21,6 +21,7 @@ from gateways import (
     openai_files,
     openai_models,
     openai_speech,
+    openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
     openai_transcriptions,
@@ -90,6 +91,7 @@ class OpenAIGateway(HttpGateway):
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
         )
+        self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
@@ -125,6 +127,7 @@ class OpenAIGateway(HttpGateway):
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
             ("/v1/audio/speech", self._speech.handle),
+            ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
@@ -210,6 +213,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
             openai_speech_body.schema(),
+            openai_speech_batch.schema(),
             *openai_transcriptions.schemas(),
         )
     }
@@ -277,6 +281,7 @@ def operations() -> list[Operation]:
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
         openai_speech.OPERATION,
+        openai_speech_batch.OPERATION,
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]

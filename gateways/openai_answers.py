@@ -385,6 +385,27 @@ class SpeechEvent(_Exact, frozen=True):
     error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
+class SpeechResult(_Exact, frozen=True):
+    """What came of one item: a file in base64, or an error."""
+
+    index: int
+    status: Literal["success", "error"]
+    audio_data: str | msgspec.UnsetType = msgspec.UNSET
+    media_type: str | msgspec.UnsetType = msgspec.UNSET
+    usage: SpeechUsage | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class SpeechBatch(_Exact, frozen=True):
+    """Several texts that were read aloud."""
+
+    id: str
+    total: int
+    succeeded: int
+    failed: int
+    results: list[SpeechResult]
+
+
 class Tokenized(_Exact, frozen=True):
     """What a prompt comes to."""
 

@@ -14,17 +14,17 @@ from gateways.http import read_json, terms_of
 from gateways.openai_answers import SpeechEvent
 from gateways.openai_chat import HEADERS
 from gateways.openai_speech_body import Speech, parse
-from gateways.problems import Problem
 from gateways.utterance import Utterance
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import MEDIA_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from gateways.http import HttpOptions
     from gateways.media import MediaReader
+    from gateways.problems import Problem
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.encode import EncodingPool
@@ -87,45 +87,30 @@ class SpeechRoute:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. When its client goes, this is cancelled, and with it the request on the bus."""
         speech = self.parse(await read_json(request, self._options))
-        utterance = await self.utterance(speech, is_whole=speech.delivery == "whole")
-        async with aclosing(utterance.pieces(terms_of(request))) as pieces:
-            match speech.delivery:
-                case "whole":
-                    return await self._whole(speech, utterance, pieces)
-                case "audio":
-                    return await self._bytes(request, speech, utterance, pieces)
-                case "sse":
-                    return await self._events(request, speech, utterance, pieces)
+        max_bytes = self._options.max_answer_bytes if speech.delivery == "whole" else None
+        utterance = self.utterance(speech, await self.read_reference(speech), max_bytes)
+        match speech.delivery:
+            case "whole":
+                return await self._whole(request, speech, utterance)
+            case "audio":
+                return await self._bytes(request, speech, utterance)
+            case "sse":
+                return await self._events(request, speech, utterance)
 
     def parse(self, body: dict[str, Any]) -> Speech:
         """Check a body; see `openai_speech_body.parse`."""
         return parse(body, self._models, max_chars=self._max_chars)
 
-    async def utterance(self, speech: Speech, *, is_whole: bool) -> Utterance:
-        """Return what is to be spoken, with its reference read; see `Utterance`."""
-        reference = await read_reference(speech, self._media)
-        return Utterance(self._client, self._pool, speech, reference, is_whole=is_whole)
+    async def read_reference(self, speech: Speech) -> Audio | None:
+        """Return the sound that a body names; see `read_reference`."""
+        return await read_reference(speech, self._media)
 
-    async def collect(self, pieces: AsyncGenerator[bytes, None]) -> bytes:
-        """Return all of a file.
+    def utterance(self, speech: Speech, reference: Audio | None, max_bytes: int | None) -> Utterance:
+        """Return what is to be spoken; see `Utterance`."""
+        return Utterance(self._client, self._pool, speech, reference, max_bytes=max_bytes)
 
-        Raises:
-            Problem: 400, it is longer than the gateway's limit.
-        """
-        found: list[bytes] = []
-        num_bytes = 0
-        async for data in pieces:
-            found.append(data)
-            num_bytes += len(data)
-            if num_bytes > self._options.max_answer_bytes:
-                message = f"the answer is longer than {self._options.max_answer_bytes} bytes"
-                raise Problem(400, f"{message} (allowed then: stream_format = 'audio')", param="stream_format")
-        return b"".join(found)
-
-    async def _whole(
-        self, speech: Speech, utterance: Utterance, pieces: AsyncGenerator[bytes, None]
-    ) -> web.StreamResponse:
-        body = await self.collect(pieces)
+    async def _whole(self, request: web.Request, speech: Speech, utterance: Utterance) -> web.StreamResponse:
+        body = await utterance.collect(terms_of(request))
         usage = utterance.usage
         counts = {
             "INPUT-TOKENS": usage["input_tokens"],
@@ -137,22 +122,19 @@ class SpeechRoute:
         headers = _headers(speech, utterance) | {f"X-VLLM-OMNI-{name}": str(count) for name, count in counts.items()}
         return web.Response(body=body, headers=headers)
 
-    async def _bytes(
-        self, request: web.Request, speech: Speech, utterance: Utterance, pieces: AsyncGenerator[bytes, None]
-    ) -> web.StreamResponse:
+    async def _bytes(self, request: web.Request, speech: Speech, utterance: Utterance) -> web.StreamResponse:
         stream = ByteStream(request, self._options.write_timeout_s, {})
-        async for data in pieces:
-            if not stream.has_begun:
-                stream.response.headers.update(_headers(speech, utterance))
-            await stream.write(data)
+        async with aclosing(utterance.pieces(terms_of(request))) as pieces:
+            async for data in pieces:
+                if not stream.has_begun:
+                    stream.response.headers.update(_headers(speech, utterance))
+                await stream.write(data)
         await stream.end()
         return stream.response
 
-    async def _events(
-        self, request: web.Request, speech: Speech, utterance: Utterance, pieces: AsyncGenerator[bytes, None]
-    ) -> web.StreamResponse:
+    async def _events(self, request: web.Request, speech: Speech, utterance: Utterance) -> web.StreamResponse:
         stream = _SpeechEvents(request, self._options.write_timeout_s)
-        async with stream.telling_failures():
+        async with stream.telling_failures(), aclosing(utterance.pieces(terms_of(request))) as pieces:
             async for data in pieces:
                 if not stream.has_begun and speech.format == "wav":
                     # Clients strip the first one.

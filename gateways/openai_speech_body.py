@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -40,8 +41,17 @@ MIN_RATE_HZ, MAX_RATE_HZ = 8_000, 192_000
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
+MAX_SEED = 2**63 - 1
+"""What a voice takes that names no limit of its own; others are folded into its range."""
+
+MAX_LANGUAGE_CODE = 3
+"""Letters of a language's code (ISO 639); its name is longer, and written with a capital."""
+
 MAX_REFERENCES = 1
 """The port `reference` takes one sound."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+"""Of ASCII and Latin-1, those that are neither spaces nor ends of lines (Unicode's White_Space) nor separators."""
 
 _REFERENCE_WORDS = "a URL (data:, http, https, file:) or base64"
 _Source = Annotated[str, Meta(min_length=1)]
@@ -221,14 +231,9 @@ def check_text(text: str, max_chars: int, name: str = "input") -> None:
         raise refusal(name, text, f"1 to {max_chars} characters")
     if not text.strip():
         raise refusal(name, text, "text with something to speak")
-    for i, character in enumerate(text):
-        if not character.isprintable() and _is_control(character):
-            message = f"{name}: the control character U+{ord(character):04X} came at {i}"
-            raise BadInput(f"{message} (allowed: text, spaces and line breaks)", field=name)
-
-
-def _is_control(character: str) -> bool:
-    return (character < " " or "\x7f" <= character <= "\x9f") and not character.isspace()
+    if found := _CONTROL.search(text):
+        message = f"{name}: the control character U+{ord(found[0]):04X} came at {found.start()}"
+        raise BadInput(f"{message} (allowed: text, spaces and line breaks)", field=name)
 
 
 def voice_of(given: str | dict[str, Any] | None, name: str = "voice") -> str | None:
@@ -263,17 +268,23 @@ def share_speed(pipeline: Pipeline, speed: float | None) -> tuple[float | None, 
 
     A voice that speaks faster sounds better than a sound that is made shorter, so the stage does what its range allows.
     """
-    known = params_of(pipeline).get("speed")
-    if speed is None or known is None:
+    if speed is None or "speed" not in params_of(pipeline):
         return None, speed or 1.0
-    schema = next((each for each in (known, *known.get("anyOf", ())) if "minimum" in each or "maximum" in each), {})
-    own = min(max(speed, schema.get("minimum", MIN_SPEED)), schema.get("maximum", MAX_SPEED))
+    lowest, highest = _range_of(pipeline, "speed", (MIN_SPEED, MAX_SPEED))
+    own = min(max(speed, lowest), highest)
     return own, speed / own
 
 
 def params_of(pipeline: Pipeline) -> dict[str, Any]:
     """Return the JSON Schemas of the parameters of the stage that speaks."""
     return {name: schema for stage in speakers_of(pipeline) for name, schema in pipeline.params.get(stage, {}).items()}
+
+
+def _range_of(pipeline: Pipeline, name: str, otherwise: tuple[float, float]) -> tuple[float, float]:
+    """Return the least and greatest value of a parameter of the stage that speaks."""
+    known = params_of(pipeline).get(name, {})
+    schema = next((each for each in (known, *known.get("anyOf", ())) if "minimum" in each or "maximum" in each), {})
+    return schema.get("minimum", otherwise[0]), schema.get("maximum", otherwise[1])
 
 
 def _refuse_unhonoured(params: dict[str, Any], pipeline: Pipeline, names: Mapping[str, str]) -> None:
@@ -292,7 +303,10 @@ def _params(
     if fields.voice is not None and fields.speaker is not None:
         raise BadInput("speaker: also at voice (allowed: one of them)", field="speaker")
     voice = voice_of(fields.voice) if fields.speaker is None else voice_of(fields.speaker, "speaker")
-    language = None if fields.language is None else fields.language.strip().title()
+    language = fields.language or "Auto"
+    if language.isalpha() and len(language) > MAX_LANGUAGE_CODE:
+        language = language.title()
+    _, max_seed = _range_of(pipeline, "seed", (0, MAX_SEED))
     found = {
         "voice": voice,
         "speed": speed,
@@ -301,7 +315,7 @@ def _params(
         "task_type": _task_type(fields, pipeline),
         "reference_text": reference_text,
         "max_new_tokens": fields.max_new_tokens,
-        "seed": None if fields.seed is None else fields.seed % 2**63,
+        "seed": None if fields.seed is None else fields.seed % (int(max_seed) + 1),
     }
     return {name: value for name, value in found.items() if value is not None}
 

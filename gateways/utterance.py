@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gateways.fan_out import run_all
 from gateways.openai_refusals import renamed
 from gateways.openai_speech_body import calls
+from gateways.problems import Problem
 from omni_bus.client import End, Item
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import StreamEncoder
@@ -32,7 +33,8 @@ class Utterance:
         pool: threads for encoding.
         speech: what is to be said, and how.
         reference: the sound of the voice, where `speech` names one.
-        is_whole: all bytes are read together, so that a file can have its sizes in its head.
+        max_bytes: limit of a file that is read when it is complete, and so has its sizes in its head; None for bytes
+            that are read as they come.
 
     Raises:
         BadInput: the format needs what is not installed.
@@ -45,19 +47,20 @@ class Utterance:
         speech: Speech,
         reference: Audio | None = None,
         *,
-        is_whole: bool = False,
+        max_bytes: int | None = None,
     ) -> None:
         self._client = client
         self._pool = pool
         self._speech = speech
         self._reference = reference
+        self._max_bytes = max_bytes
         self._usage = Usage()
         self._num_frames = 0
         self._encoder = StreamEncoder(
             speech.format,
             rate_hz=speech.sample_rate or 0,
             speed=speech.speed,
-            is_whole=is_whole,
+            is_whole=max_bytes is not None,
             field="response_format",
         )
 
@@ -69,6 +72,7 @@ class Utterance:
         Raises:
             BadInput: a field that the stage refuses, under the body's name for it; or a text in which nothing can be
                 spoken.
+            Problem: 400, the file is larger than `max_bytes`.
             OmniBusError: what the request on the bus ended with.
         """
         try:
@@ -79,7 +83,9 @@ class Utterance:
                             # In slices, as a slow speed and a high rate can make a hundred times as much of it.
                             for piece in slices(sound, sound.rate_hz) if sound.num_frames else ():
                                 self._num_frames += piece.num_frames
-                                if data := await self._pool.feed(self._encoder, piece):
+                                data = await self._pool.feed(self._encoder, piece)
+                                self._check_size()
+                                if data:
                                     yield data
                         case End(finish=finish):
                             self._usage = finish.usage
@@ -91,6 +97,16 @@ class Utterance:
             raise renamed(error, self._speech.pipeline, self._speech.names) from error
         if data := await self._pool.finish(self._encoder):
             yield data
+
+    async def collect(self, terms: Terms) -> bytes:
+        """Return all of the bytes; see `pieces`."""
+        async with aclosing(self.pieces(terms)) as pieces:
+            return b"".join([data async for data in pieces])
+
+    def _check_size(self) -> None:
+        if self._max_bytes is not None and self._encoder.num_bytes > self._max_bytes:
+            message = f"the answer is longer than {self._max_bytes} bytes (allowed then: stream_format = 'audio')"
+            raise Problem(400, message, param="stream_format")
 
     @property
     def rate_hz(self) -> int:

@@ -122,7 +122,7 @@ class StreamEncoder:
         field: what the caller calls the format, for refusals.
 
     Raises:
-        BadInput: PyAV is not installed.
+        BadInput: PyAV or soxr is needed, and is not installed.
     """
 
     def __init__(
@@ -134,9 +134,12 @@ class StreamEncoder:
         is_whole: bool = False,
         field: str = "audio.format",
     ) -> None:
-        if fmt in _CODECS and importlib.util.find_spec("av") is None:
-            message = f"{field}: '{fmt}' needs PyAV, which is not installed here (allowed: wav, pcm, pcm16)"
-            raise BadInput(message, field=field)
+        if fmt in _CODECS:
+            _check_installed("av", "PyAV", field, f"'{fmt}'", "wav, pcm, pcm16")
+        if speed != 1:
+            _check_installed("av", "PyAV", "speed", f"{speed:g}", "1")
+        if rate_hz:
+            _check_installed("soxr", "soxr", "sample_rate", f"{rate_hz}", "null")
         self.format: Format = fmt
         self.rate_hz = rate_hz
         """Of the result; known once something was fed."""
@@ -168,6 +171,11 @@ class StreamEncoder:
             self._shaper, self._writer = self._begin(audio)
         return self._writer.write(self._shaper.feed(audio))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that were made so far, whether they came already or come at the end."""
+        return 0 if self._writer is None else self._writer.num_bytes
+
     def finish_blocking(self) -> bytes:
         """Return the rest; nothing if nothing was ever fed."""
         if self._shaper is None or self._writer is None:
@@ -190,6 +198,12 @@ class StreamEncoder:
         return Shaper(audio, rate_hz=self.rate_hz, speed=self._speed), writer
 
 
+def _check_installed(module: str, name: str, field: str, value: str, allowed: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        message = f"{field}: {value} needs {name}, which is not installed here (allowed: {allowed})"
+        raise BadInput(message, field=field)
+
+
 class _PcmWriter:
     """Samples as they are, under a header or none."""
 
@@ -198,8 +212,10 @@ class _PcmWriter:
         self._channels = channels
         self._head = wav_header(rate_hz, channels, None) if has_header and not is_whole else b""
         self._kept: list[bytes] | None = [] if has_header and is_whole else None
+        self.num_bytes = 0
 
     def write(self, samples: bytes) -> bytes:
+        self.num_bytes += len(samples)
         if self._kept is not None:
             self._kept.append(samples)
             return b""
@@ -209,8 +225,7 @@ class _PcmWriter:
     def finish(self) -> bytes:
         if self._kept is None:
             return b""
-        num_bytes = sum(map(len, self._kept))
-        return b"".join([wav_header(self._rate_hz, self._channels, num_bytes), *self._kept])
+        return b"".join([wav_header(self._rate_hz, self._channels, self.num_bytes), *self._kept])
 
 
 class _Pipe:
@@ -218,9 +233,11 @@ class _Pipe:
 
     def __init__(self) -> None:
         self._written: list[bytes] = []
+        self.num_bytes = 0
 
     def write(self, data: bytes) -> int:
         self._written.append(bytes(data))
+        self.num_bytes += len(data)
         return len(data)
 
     def take(self) -> bytes:
@@ -271,6 +288,10 @@ class _AvWriter:
         self._encode([None])
         self._container.close()
         return self._file.getvalue() if isinstance(self._file, io.BytesIO) else self._file.take()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._file.tell() if isinstance(self._file, io.BytesIO) else self._file.num_bytes
 
     def _taken(self) -> bytes:
         return b"" if isinstance(self._file, io.BytesIO) else self._file.take()

@@ -88,15 +88,10 @@ def floats_of(audio: Audio) -> Samples:
 
 
 def s16_of(samples: Samples) -> bytes:
-    """Return samples as s16 little-endian, channels interleaved: scaled by 32768, rounded and clipped."""
+    """Return samples as s16 little-endian, channels interleaved: scaled by 32768, rounded, cut at full scale."""
     import numpy as np
 
     return np.clip(np.rint(samples * np.float32(32768)), -32768, 32767).astype("<i2").tobytes()
-
-
-def pcm16(audio: Audio) -> bytes:
-    """Return the samples as s16 little-endian; floats are scaled by 32768, rounded and clipped."""
-    return bytes(audio.data.view) if audio.format == "s16" else s16_of(floats_of(audio))
 
 
 def fade(audio: Audio, *, in_s: float = 0.0, out_s: float = 0.0) -> Audio:
@@ -124,9 +119,8 @@ class Resampler:
         import soxr
 
         self._stream = soxr.ResampleStream(in_hz, out_hz, channels, dtype="float32", quality="HQ")
-        self._ratio = Fraction(out_hz, in_hz)
         self._channels = channels
-        self._length = _Length(self._ratio)
+        self._length = _Length(Fraction(out_hz, in_hz))
 
     def feed(self, samples: Samples) -> Samples:
         """Return what is ready."""

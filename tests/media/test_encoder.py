@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
 import wave
 
 import av
@@ -179,6 +180,24 @@ def test_a_stream_that_changes_is_refused() -> None:
     encoder.feed_blocking(sound())
     with pytest.raises(ValueError, match="24000 Hz, 1 channels, s16 to 24000 Hz, 2 channels"):
         encoder.feed_blocking(sound(channels=2))
+
+
+@pytest.mark.parametrize(
+    ("module", "fmt", "options", "field"),
+    [
+        ("av", "mp3", {"field": "response_format"}, "response_format"),
+        ("av", "wav", {"speed": 2.0}, "speed"),
+        ("soxr", "wav", {"rate_hz": 8000}, "sample_rate"),
+    ],
+)
+def test_what_is_not_installed_is_named(monkeypatch, module: str, fmt, options: dict, field: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(BadInput, match=r"which is not installed here \(allowed: ") as caught:
+        StreamEncoder(fmt, **options)
+
+    assert caught.value.field == field
+    StreamEncoder("wav")
 
 
 def test_refusals_name_the_callers_field() -> None:

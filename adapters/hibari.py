@@ -141,29 +141,33 @@ class HibariVoice(StreamingEngine):
         """
         params: HibariParams = request.params
         listener = Listener()
-        voice = await self._on_thread(listener, self._voice_blocking, params.voice or self.options.voice)
+        voice = await self._in_turn(listener, self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
         async for sentence in _sentences(inputs):
-            for phonemes in await self._on_thread(listener, _phonemes_blocking, voice, sentence):
-                samples = await self._on_thread(listener, _samples_blocking, voice, phonemes, params.speed, generator)
+            for phonemes in await self._in_turn(listener, _phonemes_blocking, voice, sentence):
+                samples = await self._in_turn(listener, _samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
                 listener.gets(len(samples) / RATE_HZ)
                 for piece in _pieces(samples):
                     yield "audio", piece
         yield Finish(detail={"seconds": num_frames / RATE_HZ})
 
-    async def _on_thread(self, listener: Listener, function: Callable[..., T], *args: Any) -> T:
-        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
+    async def _in_turn(self, listener: Listener, function: Callable[..., T], *args: Any) -> T:
+        """Run a call on the engine's thread when it is the listener's turn."""
         async with self._turns.turn(listener.runs_dry_at()):
-            call = self._thread.submit(function, *args)
-            future = asyncio.wrap_future(call)
-            try:
-                return await asyncio.shield(future)
-            except asyncio.CancelledError:
-                if not call.cancel():  # it has begun
-                    await asyncio.wait([future])
-                raise
+            return await self._on_thread(function, *args)
+
+    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
+        call = self._thread.submit(function, *args)
+        future = asyncio.wrap_future(call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not call.cancel():  # it has begun
+                await asyncio.wait([future])
+            raise
 
     def _voice_blocking(self, name: str) -> Any:
         """Return a voice, loading it at its first use.

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from omni_bus.bench.dialects import Reader, Wishes
     from omni_bus.bench.record import Record
 
+MAX_RATE_HZ, MAX_CHANNELS = 1_000_000, 255
+"""A server that says more says nothing."""
+
 WORDS_PER_TOKEN = 0.75
 """In English."""
 
@@ -35,8 +38,8 @@ class PcmReader:
 
     def begin(self, headers: Mapping[str, str]) -> None:
         """Take the rate and the channels where the server tells them; else they are 24 kHz and one."""
-        self._record.rate_hz = _number(headers, "X-Sample-Rate") or PCM_RATE_HZ
-        self._record.channels = _number(headers, "X-Channels") or 1
+        self._record.rate_hz = _number(headers, "X-Sample-Rate", MAX_RATE_HZ) or PCM_RATE_HZ
+        self._record.channels = _number(headers, "X-Channels", MAX_CHANNELS) or 1
 
     def feed(self, data: bytes, at: float) -> int:
         """Note the samples that bytes complete."""
@@ -52,9 +55,10 @@ class PcmReader:
         return 1
 
 
-def _number(headers: Mapping[str, str], name: str) -> int:
+def _number(headers: Mapping[str, str], name: str, most: int) -> int:
     text = headers.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    return number if number <= most else 0
 
 
 class Speech:

@@ -62,12 +62,13 @@ class Record(msgspec.Struct, kw_only=True):
     def fail(self, name: str, message: str) -> None:
         """It ended badly; the first failure counts.
 
-        Both come from a stranger and go to a terminal: they are put on one line, and what can't be printed is left out.
+        Both come from a stranger and go to a terminal: see `one_line`.
         """
         if not self.failure:
-            self.failure, self.message = _line(name), _line(message)
+            self.failure, self.message = one_line(name), one_line(message)
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a stranger's text as one line of at most `MAX_MESSAGE` characters that can be printed."""
     found = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split())
     return found if len(found) <= MAX_MESSAGE else f"{found[:MAX_MESSAGE]}…"

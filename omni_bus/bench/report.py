@@ -397,7 +397,7 @@ def _heard_lines(heard: Heard) -> list[str]:
     rate = f"{errors.rate:.2%}" if errors.words else "-"
     lines = [f"word errors: {rate} ({kinds}; of {errors.words} words in {heard.num_texts} texts)"]
     for said, other in heard.worst:
-        lines += [f"  said:  {said}", f"  heard: {other.strip()}"]
+        lines += [f"  said:  {said}", f"  heard: {other}"]
     if heard.failures:
         lines.append(f"{len(heard.failures)} texts were not recognised: {heard.failures[0]}")
     return lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from omni_bus.bench.audio_dialects import Speech, Transcription
-from omni_bus.bench.record import EMPTY, Record
+from omni_bus.bench.record import EMPTY, Record, one_line
 from omni_bus.bench.word_errors import WordErrors, count, total
 from omni_bus.errors import Unavailable
 from omni_bus.media.encoder import wav_header
@@ -47,7 +47,7 @@ def compared(pairs: Iterable[tuple[str, str]], failures: Sequence[str] = ()) -> 
         errors=total(errors for errors, _, _ in found),
         num_texts=len(found),
         failures=tuple(failures),
-        worst=tuple((said, heard) for _, said, heard in wrong[:NUM_EXAMPLES]),
+        worst=tuple((one_line(said), one_line(heard)) for _, said, heard in wrong[:NUM_EXAMPLES]),
     )
 
 

@@ -32,6 +32,7 @@ def read(*events: dict | bytes) -> tuple[Record, TranscriptReader]:
         ({"X-Sample-Rate": "44100", "X-Channels": "2"}, 176_400),
         ({"X-Sample-Rate": "fast", "X-Channels": "-1"}, 48_000),
         ({"X-Sample-Rate": "0", "X-Channels": "0"}, 48_000),
+        ({"X-Sample-Rate": "999999999", "X-Channels": "65536"}, 48_000),
     ],
 )
 def test_samples_are_as_long_as_the_server_says(headers: dict[str, str], bytes_per_s: int) -> None:

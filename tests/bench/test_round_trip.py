@@ -30,6 +30,12 @@ def test_worst_texts_are_shown() -> None:
     assert heard.failures == ("500 Odd: no",)
 
 
+def test_what_a_terminal_would_obey_is_not_shown() -> None:
+    [(_, heard)] = compared([("a b", "\x1b[31mx\n y")]).worst
+
+    assert heard == "[31mx y"
+
+
 async def recognised(answer: web.Response) -> tuple[Any, list[dict[str, Any]]]:
     """Send two answers, and one that was cut, to a recogniser that gives an answer; return what it was sent too."""
     forms: list[dict[str, Any]] = []

@@ -81,8 +81,8 @@ class WhisperParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
     """Above 1, tokens that were written before become less probable."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1, le=448)] | None = None
-    """Limit of one window's text."""
+    max_new_tokens: Annotated[int, Meta(ge=1, le=220)] | None = None
+    """Limit of one window's text; 448 in all with the prompt."""
 
 
 class Whisper(StreamingEngine):

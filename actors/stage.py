@@ -107,6 +107,7 @@ class StageActor:
             replica=replica,
             live=lambda: self._core.running,
             stats=lambda: self.stats,
+            linked=lambda: self._driver.linked,
         )
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from adapters.handover import Handover, start_threads
+from adapters.handover import Handover, error_of, start_threads
 from adapters.logprobs import logprobs_of, with_token_first
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, adds_special_tokens, vocabulary_of
@@ -162,15 +162,10 @@ class TransformersImageText(StreamingEngine):
         finally:
             handover.close()
             # Shielded: a second cancel must not make the slot look free while the thread still holds it.
-            error = await asyncio.shield(_error_of(call))
+            error = await asyncio.shield(error_of(call))
         if error is not None:
             raise error
         yield call.result()
-
-
-async def _error_of(call: asyncio.Future[Finish]) -> BaseException | None:
-    await asyncio.wait([call])
-    return call.exception()
 
 
 class _Generation:

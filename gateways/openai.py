@@ -20,23 +20,28 @@ from gateways import (
     openai_embeddings,
     openai_files,
     openai_models,
+    openai_sound,
     openai_speech,
     openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
     openai_transcriptions,
     openai_transcriptions_body,
+    openai_voices,
     openapi,
+    speech_stream,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import load, server_load
 from gateways.media import MediaReader
 from gateways.openai_chat_answer import AudioDelta
-from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
+from gateways.openai_files import FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
+from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
+from gateways.voices import Voices
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -45,7 +50,10 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
-class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -57,9 +65,15 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
     """A longer text is not read aloud."""
 
+    speech_config_timeout_s: Seconds = 10.0
+    """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
+
+    speech_idle_timeout_s: Seconds = 30.0
+    """Such a client may say nothing for so long while nothing is spoken."""
+
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, speech, transcriptions, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, and files."""
 
     Options = OpenAIOptions
 
@@ -88,8 +102,21 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        voices = Voices(
+            self._files.store, self.options.max_caller_voices, self.options.voice_policy, built_in(self._models)
+        )
+        self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
+        self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
         self._speech = openai_speech.SpeechRoute(
-            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
+            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
+        )
+        self._speech_stream = speech_stream.SpeechStreamRoute(
+            self._speech,
+            self.draining,
+            config_timeout_s=self.options.speech_config_timeout_s,
+            idle_timeout_s=self.options.speech_idle_timeout_s,
+            write_timeout_s=self.options.write_timeout_s,
+            max_file_bytes=self.options.max_answer_bytes,
         )
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
@@ -126,10 +153,12 @@ class OpenAIGateway(HttpGateway):
             ("/tokenize", self._tokens.tokenize),
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
+            ("/v1/audio/generate", self._sound.handle),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
+        app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)
         app.cleanup_ctx.append(self._reading)
@@ -145,6 +174,10 @@ class OpenAIGateway(HttpGateway):
         expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
         app.router.add_post("/v1/files", files.create, expect_handler=expect)
         app.router.add_get("/v1/files", files.list)
+        expect_voice = functools.partial(self.expect, max_bytes=self._voices.max_body_bytes)
+        app.router.add_post(openai_voices.PATH, self._voices.create, expect_handler=expect_voice)
+        app.router.add_get(openai_voices.PATH, self._voices.list)
+        app.router.add_delete(f"{openai_voices.PATH}/{{name}}", self._voices.delete)
         app.router.add_get("/v1/files/{file_id}", files.retrieve)
         app.router.add_delete("/v1/files/{file_id}", files.delete)
         app.router.add_get("/v1/files/{file_id}/content", files.content)
@@ -212,6 +245,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.tokenize_schema(pipelines),
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
+            openai_sound.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
             *openai_transcriptions.schemas(),
@@ -280,8 +314,10 @@ def operations() -> list[Operation]:
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        openai_sound.OPERATION,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
+        *openai_voices.OPERATIONS,
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]

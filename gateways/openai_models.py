@@ -155,9 +155,22 @@ def readers_of(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e.target for e in pipeline.edges if e.source == IN and e.source_port == MESSAGES))
 
 
+def sources_of(pipeline: Pipeline, port: str) -> tuple[str, ...]:
+    """Return the stages that an output port's payloads come from."""
+    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == port))
+
+
 def speakers_of(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the stages that make the sound."""
-    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == "audio"))
+    """Return the stages that say how the sound is: those that make it, or write the codes that a codec makes it of."""
+    found: dict[str, None] = {}
+    asked = list(sources_of(pipeline, SOUND))
+    for stage in asked:
+        incoming = [edge for edge in pipeline.edges if edge.target == stage]
+        if incoming and all(edge.kind == "codes" for edge in incoming):
+            asked += [edge.source for edge in incoming if edge.source != IN]
+        else:
+            found[stage] = None
+    return tuple(found)
 
 
 def inputs_for(pipeline: Pipeline, outputs: tuple[str, ...]) -> tuple[str, ...]:

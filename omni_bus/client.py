@@ -278,7 +278,13 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
+        self._member = Member(
+            self._driver.me,
+            role,
+            coordinator,
+            live=lambda: self.core.running,
+            linked=lambda: self._driver.linked,
+        )
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._heard = asyncio.Event()

@@ -135,6 +135,15 @@ class Engine(ABC):
         del options
         return []
 
+    @classmethod
+    def voices(cls, options: Any) -> tuple[str, ...]:
+        """Return the values that the parameter `voice` may have with these options, found without loading anything.
+
+        Asked only with options that `check` finds no fault with.
+        """
+        del options
+        return ()
+
     @abstractmethod
     def load(self, report: Report) -> None:
         """Load weights and warm up; blocks, runs on the engine's thread.

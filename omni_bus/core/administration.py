@@ -62,11 +62,13 @@ class Administration:
     Args:
         arrangement: as it is when the coordinator starts.
         awaited: replicas that served under a former coordinator and have not said hello to this one.
+        clients: all who had requests of a former coordinator, or may have.
     """
 
-    def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = ()) -> None:
+    def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = (), clients: Iterable[str] = ()) -> None:
         self._arrangement = arrangement
         self._awaited = set(awaited)
+        self._clients = set(clients)
         self._served = frozenset(self._awaited)
         """Replicas to which a former coordinator bound requests of which this one may not have heard."""
         self._drains: dict[str, _Drain] = {}
@@ -97,7 +99,7 @@ class Administration:
         """Whether a former coordinator may have bound requests to a replica of which this one has not heard.
 
         The replica's own hello is not enough: what is bound to it and has not reached it is known to the client and to
-        the stages before it only. They have as long as awaited replicas to say hello.
+        the stages before it only. All of them have said hello, or had the time to, before anybody can be sure.
         """
         return replica in self._served
 
@@ -107,22 +109,28 @@ class Administration:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether replicas are awaited at all."""
-        return bool(self._awaited)
+        """Whether anybody is awaited at all."""
+        return bool(self._awaited or self._clients)
 
     def heard_of(self, name: str) -> None:
-        """A replica said hello."""
+        """A replica or a client said hello; after the last one, what nobody has told of is bound to nobody."""
         self._awaited.discard(name)
+        self._clients.discard(name)
+        if not self.is_waiting:
+            self._served = frozenset[str]()
 
     def is_down(self, name: str) -> None:
         """A replica's process is gone, and with it what was bound to it."""
-        self._awaited.discard(name)
         self._served -= {name}
+        self.heard_of(name)
 
-    def give_up(self) -> None:
-        """Who has not said hello by now is gone, and what nobody has told of is bound to nobody."""
+    def give_up(self) -> list[str]:
+        """Who has not said hello by now is gone, as far as what it had is concerned; return the clients among them."""
+        gone = sorted(self._clients)
         self._awaited.clear()
+        self._clients.clear()
         self._served = frozenset[str]()
+        return gone
 
     def arrange(self, args: dict[str, Any]) -> None:
         """Take a new arrangement.

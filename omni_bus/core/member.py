@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
-from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.pipeline import IN
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
@@ -32,7 +31,7 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from omni_bus.core.edge import InEdge
     from omni_bus.ids import EdgeId
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
+MISSED_ANSWERS = 3
+"""So many heartbeats that a coordinator has not answered mean that it hangs: nothing that it does takes a tenth of a
+second, while an engine may keep its stage from beating for longer."""
 _BEAT = ("heartbeat", "")
 
 
@@ -78,6 +80,7 @@ class Member:
         replica: int = 0,
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
+        linked: Callable[[], Iterable[Peer]] = tuple,
     ) -> None:
         self.me = me
         self.coordinator = coordinator
@@ -87,6 +90,7 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._linked = linked
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -153,7 +157,7 @@ class Member:
 
         They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
         """
-        return self._num_unanswered > MISSED_HEARTBEATS
+        return self._num_unanswered > MISSED_ANSWERS
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.
@@ -202,6 +206,7 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
+            tuple(peer for peer in self._linked() if peer != self.coordinator),
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -134,7 +134,8 @@ class Hello(Frame, frozen=True):
     """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table.
 
     `ran_s` says for each of them how long it has run, so that its time limit does not begin anew, and `received` whose
-    whole output has come here: such a stage may have left since, and is not missed.
+    whole output has come here: such a stage may have left since, and is not missed. `linked` are the actors to whom it
+    holds a link; those that are gone it is told of.
     """
 
     version: int
@@ -146,6 +147,7 @@ class Hello(Frame, frozen=True):
     live: tuple[Route, ...] = ()
     ran_s: tuple[float, ...] = ()
     received: tuple[tuple[str, ...], ...] = ()
+    linked: tuple[Peer, ...] = ()
 
 
 class Welcome(Frame, frozen=True):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from omni_bus.core.administration import CUT_S, Arrangement
+from omni_bus.core.adoption import MAX_ROUTES
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.effects import DropTimer, Send, SetTimer
+from omni_bus.core.effects import DropTimer, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -53,13 +54,27 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator with two replicas of llm and one of voice."""
 
-    def __init__(self, *, awaited=(), max_in_flight=8, max_queued=2, arrangement=None, non_idempotent=frozenset()):
+    def __init__(
+        self,
+        *,
+        awaited=(),
+        clients=(),
+        max_in_flight=8,
+        max_queued=2,
+        arrangement=None,
+        non_idempotent=frozenset(),
+    ):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued)
         self.core = CoordinatorCore(
-            peer("coordinator"), {"chat": pipeline}, arrangement=arrangement or Arrangement(), awaited=awaited
+            peer("coordinator"),
+            {"chat": pipeline},
+            arrangement=arrangement or Arrangement(),
+            awaited=awaited,
+            clients=clients,
         )
         self.now = 0.0
         self.sent: list[Send] = []
+        self.reports: list[tuple[str, str]] = []
         self.timers: dict[tuple[str, str], float] = {}
         self.calls = 0
         self.take(self.core.start(0.0))
@@ -73,6 +88,8 @@ class Deployment:
                     self.timers[key] = at
                 case DropTimer(key=key):
                     self.timers.pop(key, None)
+                case Report(event=event, fields=fields):
+                    self.reports.append((event, fields.get("name", "")))
                 case _:
                     pass
 
@@ -129,7 +146,9 @@ class Deployment:
         core = self.core
         counts = core._admission["chat"].counts
         kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
-        return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
+        return not (
+            core.num_live or core._lifecycle.held or core._bindings.total or counts.in_flight or counts.queued or kinds
+        )
 
 
 @pytest.fixture
@@ -441,14 +460,13 @@ def test_who_served_before_and_loads_again_is_not_waited_for():
 @pytest.mark.parametrize("teller", [GATEWAY, VOICE], ids=lambda who: who.actor)
 def test_new_coordinator_takes_no_replica_for_empty_that_only_others_know_to_be_bound(teller):
     """What opens the request there may be under way yet, so that the replica itself knows nothing of it."""
-    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"))
+    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"), clients=("gateway.0",))
     route = Route("r", "chat", GATEWAY, {"llm": LLM, "voice": VOICE}, EDGES)
     deployment.join(LLM, LLM_1, *({VOICE, GATEWAY} - {teller}), SUPERVISOR)
 
     deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
     assert deployment.to(SUPERVISOR, AdminReply) == []
     deployment.join(teller, live=(route,))
-    deployment.is_due(("awaited", ""))
     assert deployment.to(SUPERVISOR, AdminReply) == []
 
     deployment.say(LLM, Done("r"))
@@ -456,7 +474,7 @@ def test_new_coordinator_takes_no_replica_for_empty_that_only_others_know_to_be_
 
 
 def test_new_coordinator_takes_a_replica_for_empty_once_all_had_the_time_to_tell():
-    deployment = Deployment(awaited=("llm.0", "voice.0"))
+    deployment = Deployment(awaited=("llm.0", "voice.0"), clients=("gateway.0", "visitor"))
     deployment.join_all()
     deployment.admin("drain", actors=["llm.0"], timeout_s=1.0)
     deployment.is_due(("drain", "1"))
@@ -465,6 +483,38 @@ def test_new_coordinator_takes_a_replica_for_empty_once_all_had_the_time_to_tell
     deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
     deployment.is_due(("awaited", ""))
     assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+    assert ("client left", "visitor") in deployment.reports
+
+
+@pytest.mark.parametrize("last", [GATEWAY, VOICE], ids=lambda who: who.actor)
+def test_new_coordinator_takes_a_replica_for_empty_as_soon_as_all_have_said_hello(last):
+    deployment = Deployment(awaited=("llm.0", "voice.0"), clients=("gateway.0",))
+    deployment.join(SUPERVISOR, LLM, *({VOICE, GATEWAY} - {last}))
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+
+    deployment.join(last)
+
+    assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+
+
+def test_client_that_tells_of_too_much_at_once_is_not_taken_for_heard():
+    deployment = Deployment(awaited=("llm.0",), clients=("gateway.0",))
+    live = tuple(Route(f"r{n}", "chat", GATEWAY, {"llm": LLM_1}, EDGES[:2]) for n in range(MAX_ROUTES + 1))
+    deployment.join(SUPERVISOR, LLM)
+    deployment.join(GATEWAY, live=live)
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+
+
+def test_who_may_have_requests_is_reported_for_the_next_coordinator():
+    deployment = Deployment()
+    deployment.join_all()
+    deployment.say(GATEWAY, Goodbye("closed"))
+
+    told = [report for report in deployment.reports if report[0].startswith("client")]
+    assert told == [("client joined", "gateway.0"), ("client left", "gateway.0")]
 
 
 def test_new_coordinator_knows_at_once_of_replicas_that_served_under_no_other():

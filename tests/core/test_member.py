@@ -75,16 +75,16 @@ def test_stalled_actor_says_so_and_never_hello_again(member):
     assert not member.is_ready
 
 
-def test_coordinator_is_silent_after_six_unanswered_beats(member):
+def test_coordinator_is_silent_after_four_unanswered_beats(member):
     member.start(0.0)
-    for beat in range(1, 6):
+    for beat in range(1, 4):
         member.on_timer(float(beat))
     assert not member.is_coordinator_silent
 
-    member.on_timer(6.0)
+    member.on_timer(4.0)
     assert member.is_coordinator_silent
 
-    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 6.5)
+    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 4.5)
     assert not member.is_coordinator_silent
 
 

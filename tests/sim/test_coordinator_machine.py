@@ -289,7 +289,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def each_request_has_one_terminal_transition(self):
-        ended = sum(self.core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
+        ended = sum(self.core._lifecycle.ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(entry.state is State.ENDING for entry in self.core._requests.values())
         assert ended == len(self.entered) - len(self.core._requests) + num_ending
 
@@ -350,7 +350,7 @@ class Coordinator(RuleBasedStateMachine):
     def waiting_for_a_replica_are_those_that_may_get_one(self):
         core = self.core
         held = {request for request, entry in core._requests.items() if entry.state is State.HELD}
-        assert core._held.keys() == held
+        assert core._lifecycle.held.keys() == held
         for request in held:
             edges = core._requests[request].edges
             stages = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}

@@ -245,9 +245,10 @@ class Operations:
                 await self._arrange_asleep(_without(self._deployment.asleep, new))
                 raise Unfinished(NOT_CLEAN, f"{_in_words(left, patience)}, so it stays awake (--force ends them)")
             failed = (await self._rest(names, order.level))["failed"]
-            await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
+            if failed:
+                await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
             for name in names:
-                say(News(name, "ready" if name in failed else "asleep"))
+                say(News(name, "asleep" if name in self._deployment.asleep else "ready"))
             _raise_failed(failed)
         return _done(f"{', '.join(names)}: asleep at level {order.level}", patience)
 

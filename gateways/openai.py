@@ -32,7 +32,7 @@ from gateways import (
     rest,
     speech_stream,
 )
-from gateways.health import Health, report
+from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
@@ -85,8 +85,8 @@ class OpenAIGateway(HttpGateway):
         super().__init__(*args, **kwargs)
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
-        self._health = Health(self.client)
-        self._measures = Health(self.client, "metrics")
+        self._health = ActorRows(self.client)
+        self._measures = ActorRows(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -112,7 +112,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
-        self._rest = rest.RestRoutes(self.control, self.pipelines)
+        self._rest = rest.RestRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )

@@ -30,6 +30,8 @@ class Actor(msgspec.Struct):
     fraction: float
     since: float
     seen_at: float
+    suspected_at: float = -1.0
+    """When it had last missed all heartbeats but one."""
 
     @property
     def sender(self) -> Sender:

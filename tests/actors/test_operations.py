@@ -12,7 +12,8 @@ import pytest
 from actors import operations as module
 from actors import supervisor as supervisor_module
 from actors.operations import Operations
-from actors.supervisor import Phase, Supervisor
+from actors.process import Phase
+from actors.supervisor import Supervisor
 from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
 from omni_bus.errors import Unavailable
 from omni_bus.runtime.control import (
@@ -198,7 +199,7 @@ async def made(tmp_path: Path, monkeypatch) -> AsyncIterator[Made]:
     yield made
     made.supervisor._is_stopping = True
     for process in made.supervisor.processes:
-        made.supervisor._drop_timers(process)
+        process.drop_timers()
     made.socket.close()
 
 

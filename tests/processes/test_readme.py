@@ -1,4 +1,4 @@
-"""The README, tried: its Python example, its requests, its commands, on the deployment that it starts."""
+"""The README and the one of `bench`, tried: the example, requests and commands, on the deployment that they start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.processes.conftest import Up
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "omni_bus/bench/README.md"))
 ADDRESS = "http://127.0.0.1:8000"
 
 pytestmark = [pytest.mark.model, pytest.mark.processes, pytest.mark.timeout(180)]

@@ -276,60 +276,20 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 
 def operations() -> list[Operation]:
     """Describe every route; a test compares this with the router."""
+    health = "Whether every stage of every served pipeline has a live and ready replica"
     ping = {status: Answer(description=words) for status, words in ((200, "it serves"), (503, "it does not"))}
-    json = "application/json"
+    model = {"model": "a name that is served; it may contain slashes"}
     return [
-        Operation(
-            method="get",
-            path="/health",
-            name="health",
-            summary="Whether every stage of every served pipeline has a live and ready replica",
-            answers={
-                200: Answer(description="all have", content={json: answers.Health}),
-                503: Answer(description="some have none", content={json: answers.Health}),
-            },
-        ),
+        _told("/health", "health", health, answers.Health, statuses=(200, 503)),
         *(
             Operation(method=method, path="/ping", name=f"ping_{method}", summary="Health in one status", answers=ping)
             for method in ("get", "head", "post")
         ),
-        Operation(
-            method="get",
-            path="/version",
-            name="version",
-            summary="The server's version",
-            answers={200: Answer(description="the version", content={json: answers.Version})},
-        ),
-        Operation(
-            method="get",
-            path="/openapi.json",
-            name="openapi",
-            summary="This document",
-            answers={200: Answer(description="OpenAPI 3.1", content={json: {"type": "object"}})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models",
-            name="list_models",
-            summary="The pipelines, by all their names",
-            answers={200: Answer(description="the list", content={json: answers.ModelList})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models/{model}",
-            name="retrieve_model",
-            summary="One pipeline",
-            parameters={"model": "a name that is served; it may contain slashes"},
-            answers={200: Answer(description="the model", content={json: answers.Model})},
-            errors=(404,),
-        ),
-        Operation(
-            method="get",
-            path="/load",
-            name="load",
-            summary="How many requests are under way",
-            answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
-        ),
+        _told("/version", "version", "The server's version", answers.Version),
+        _told("/openapi.json", "openapi", "This document, OpenAPI 3.1", {"type": "object"}),
+        _told("/v1/models", "list_models", "The pipelines, by all their names", answers.ModelList),
+        _told("/v1/models/{model}", "retrieve_model", "One pipeline", answers.Model, parameters=model, errors=(404,)),
+        _told("/load", "load", "How many requests are under way", answers.ServerLoad),
         METRICS,
         *rest.OPERATIONS,
         openai_chat.OPERATION,
@@ -344,3 +304,13 @@ def operations() -> list[Operation]:
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]
+
+
+def _told(
+    path: str, name: str, summary: str, schema: Any, *, statuses: tuple[int, ...] = (200,), **more: Any
+) -> Operation:
+    """Describe a route that tells something as JSON."""
+    answer = Answer(description=summary, content={"application/json": schema})
+    return Operation(
+        method="get", path=path, name=name, summary=summary, answers=dict.fromkeys(statuses, answer), **more
+    )

@@ -223,7 +223,7 @@ def _found(value: Any, path: str) -> Any:
             value = cast("dict[str, Any]", value).get(name)
         elif isinstance(value, (list, tuple)) and index:
             value = cast("list[Any]", value)[int(index)]
-    return value
+    return cast("Any", value)
 
 
 def _shown(value: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.session.codes import Code, SessionError
+from omni_bus.core.session.items import FunctionCall, InputAudio, InputImage, InputText, Item, Message, OutputText
 
 if TYPE_CHECKING:
     from omni_bus.core.session.config import SessionConfig
@@ -60,3 +61,31 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
         allowed = f"{MAX_METADATA} pairs, keys of {MAX_METADATA_KEY} and values of {MAX_METADATA_VALUE} characters"
         message = f"response.metadata: {len(metadata)} pairs came (allowed: {allowed})"
         raise SessionError(Code.INVALID_VALUE, message, param="response.metadata")
+
+
+def check_item(item: Item, capabilities: Capabilities) -> None:
+    """Refuse content that does not go with the item's role, or that no model here takes.
+
+    Raises:
+        SessionError: names the part.
+    """
+    if isinstance(item, FunctionCall) and not item.name:
+        raise SessionError(Code.INVALID_VALUE, "item.name: '' came (allowed: a function's name)", param="item.name")
+    if not isinstance(item, Message):
+        return
+    allowed: dict[str, tuple[type, ...]] = {"system": (InputText,), "assistant": (OutputText,)}
+    for index, part in enumerate(item.content):
+        param = f"item.content[{index}].type"
+        tag = str(type(part).__struct_config__.tag)
+        kinds = allowed.get(item.role) or _user_kinds(capabilities)
+        if not isinstance(part, kinds):
+            names = ", ".join(str(kind.__struct_config__.tag) for kind in kinds)
+            message = f"{param}: {tag!r} came in a message of role {item.role!r} (allowed: {names})"
+            raise SessionError(Code.INVALID_VALUE, message, param=param)
+
+
+def _user_kinds(capabilities: Capabilities) -> tuple[Any, ...]:
+    kinds: tuple[Any, ...] = (InputText,)
+    if capabilities.supports_audio_input:
+        kinds += (InputAudio,)
+    return (*kinds, InputImage) if capabilities.supports_image_input else kinds

@@ -1,7 +1,7 @@
 """What a model is given of a conversation: its items in order, as messages, within a budget.
 
-Of an answer only what was heard counts. A call without its result is left out, and so is a result without its call; both
-stand side by side whatever was said between them, since chat templates want them so.
+Of an answer only what was heard counts. A call without its result is left out, and so is a result without its call;
+both stand side by side whatever was said between them, since chat templates want them so.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Ledger:
             item_id = f"item_{response_id}"
         elif item_id is None:
             pending = [cursor for cursor in self._cursors.values() if not cursor.is_settled(needs_ack=True)]
-            chosen = pending[0] if len(pending) == 1 else active
+            chosen = pending[0] if len(pending) == 1 else active or self.last
             item_id = "" if chosen is None else chosen.item_id
         if response_id is not None and item_id != f"item_{response_id}":
             message = f"item_id: {item_id!r} is not the item of {response_id!r}"

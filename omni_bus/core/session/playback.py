@@ -1,7 +1,7 @@
 """How much of each answer was made, sent, played, and counts as heard.
 
-Played is what the client says; of a client that says nothing it is what the clock allows, since sound is played at its own
-pace from when it is sent.
+Played is what the client says; of a client that says nothing it is what the clock allows, since sound is played at its
+own pace from when it is sent.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Cursor:
         """The client says that nothing beyond was heard, whatever it says later."""
         self.stopped_ms: float | None = None
         """How far the client was, as far as the clock tells, when the answer was cut off."""
+        self.is_committed = False
+        """It ended while the session took what ended for heard; only what the client says of this one counts more."""
         self._ends_at = 0.0
         """When a client plays the last of what was sent, at the earliest."""
         self._marks: list[tuple[float, int]] = []
@@ -96,12 +98,13 @@ class Cursor:
 
     def is_settled(self, *, needs_ack: bool) -> bool:
         """Whether the client has said all that it will of what was heard, or need not."""
-        return self.is_cut or not needs_ack or self.committed_ms >= self.sent_ms
+        is_due = needs_ack and not self.is_committed
+        return self.is_cut or not is_due or self.committed_ms >= self.sent_ms
 
     def _limit_ms(self, *, needs_ack: bool) -> float | None:
         """Return what was heard at most; None for everything."""
         limits = [] if self.cap_ms is None else [self.cap_ms]
-        if needs_ack or self.acked_ms is not None:
+        if (needs_ack and not self.is_committed) or self.acked_ms is not None:
             limits.append(self.committed_ms)
         elif self.cap_ms is None and self.stopped_ms is not None:
             limits.append(self.stopped_ms)

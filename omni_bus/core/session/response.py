@@ -15,7 +15,7 @@ Whatever happens, all that was opened is closed, `response.done` comes once, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from msgspec import Struct
 
@@ -49,6 +49,12 @@ class Frame(Struct, frozen=True, kw_only=True):
     is_duplex: bool
     epoch: int
     turn_id: int
+
+
+class _Place(TypedDict):
+    response_id: str
+    item_id: str
+    output_index: int
 
 
 class _Output:
@@ -259,7 +265,7 @@ class Response:
         self._finish_item(output, is_complete=is_complete)
 
     def _close_part(self, speech: _Speech) -> None:
-        at = {"response_id": self.id, "item_id": speech.item_id, "output_index": speech.index}
+        at = _Place(response_id=self.id, item_id=speech.item_id, output_index=speech.index)
         if self.is_spoken:
             self._emit(said.AudioDone(**at))
             self._emit(said.TranscriptDone(**at, transcript=speech.text))

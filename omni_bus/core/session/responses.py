@@ -399,6 +399,7 @@ class Responses:
             if item.id is not None and item.id not in shared.conversation:
                 self._transcripts.stop(item.id)
         self._mark(running, "done")
+        response.cursor.is_committed = not shared.needs_ack
         if running is self._active:
             self._active = None
         else:

@@ -165,9 +165,10 @@ def test_sound_is_left_out_of_events_but_of_those_that_ask_for_it():
     (item_id,) = talk.items
     (retrieved,) = talk.say(asked.ItemRetrieve(item_id=item_id))
 
-    assert all(event.item.content == (InputAudio(),) for event in events if isinstance(event, said.ItemAdded))
+    shown = [event.item for event in events if isinstance(event, said.ItemAdded | said.ItemDone)]
+    assert shown == [Message(id=item_id, role="user", content=(InputAudio(),))] * 2
     assert isinstance(retrieved, said.ItemRetrieved)
-    assert retrieved.item.content[0].audio == bytes(3200)  # pyright: ignore[reportAttributeAccessIssue]
+    assert retrieved.item == Message(id=item_id, role="user", content=(InputAudio(audio=bytes(3200)),))
 
 
 # --- sound, turns found by a detector --------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open and self.talk.vad is not None)
     @rule()
     def lose_detector(self):
-        stream, self.talk.vad = self.talk.vad, None
+        stream, self.talk.vad = self.talk.vad or 0, None
         self.take(self.talk.core.on_vad_failed(stream, "stage 'vad' was lost", self.talk.now))
 
     @precondition(lambda self: self.is_open)

@@ -9,6 +9,7 @@ ADAPTERS: dict[str, str] = {
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",
     "hibari": "adapters.hibari:HibariVoice",
+    "realtime": "actors.sessions:Sessions",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
     "synthetic-image": "adapters.synthetic:SyntheticImage",

@@ -18,7 +18,6 @@ from omni_bus.core.session.codec import encoded
 from omni_bus.core.session.input_buffer import RATE_HZ
 from omni_bus.core.session.items import InputAudio, Message
 from omni_bus.core.session.server_events import ItemRetrieved
-from omni_bus.media.sound import Resampler, floats_of, s16_of
 from omni_bus.media.telephony import Ear, Mouth
 from omni_bus.wire.payloads import Audio, Blob
 
@@ -351,11 +350,6 @@ class SessionHost:
 
         def told(audio: bytes) -> bytes:
             sound = Audio(RATE_HZ, 1, "s16", Blob(audio))
-            if form.rate_hz != RATE_HZ:
-                resampler = Resampler(RATE_HZ, form.rate_hz, 1)
-                samples = floats_of(sound)
-                audio = s16_of(resampler.feed(samples)) + s16_of(resampler.finish())
-                sound = Audio(form.rate_hz, 1, "s16", Blob(audio))
             mouth = Mouth(sound, encoding_of(form), form.rate_hz)
             return mouth.feed(sound) + mouth.finish()
 

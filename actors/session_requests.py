@@ -1,4 +1,4 @@
-"""What a session asks other pipelines for: to hear speech, to write it down, to answer; each is a request on the bus."""
+"""What a session asks other pipelines for: to hear speech, to write it down, to answer; each is one bus request."""
 
 from __future__ import annotations
 

@@ -95,9 +95,8 @@ class Sessions(StreamingEngine):
     @classmethod
     def check(cls, options: SessionsOptions) -> list[str]:
         """Return what is missing."""
-        if importlib.util.find_spec("soxr") is None:
-            return ["adapter: realtime needs soxr (pip install 'soxr>=1.1')"]
-        return []
+        missing = importlib.util.find_spec("av") is None
+        return ["adapter: realtime needs PyAV (pip install 'av>=14')"] if missing else []
 
     def load(self, report: Report) -> None:
         """Find the pipelines.
@@ -106,7 +105,7 @@ class Sessions(StreamingEngine):
             StartFailed: there is none of that name, or it does something else.
         """
         report("pipelines", 0.0)
-        import soxr  # noqa: F401 (loaded before the first client speaks)
+        import av  # noqa: F401 (loaded before the first client speaks)
 
         options: SessionsOptions = self.options
         chat = self._pipeline("chat", options.chat)

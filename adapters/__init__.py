@@ -12,6 +12,8 @@ ADAPTERS: dict[str, str] = {
     "realtime": "actors.sessions:Sessions",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",
+    "synthetic-vad": "adapters.synthetic_ears:SyntheticVad",
+    "synthetic-asr": "adapters.synthetic_ears:SyntheticAsr",
     "synthetic-image": "adapters.synthetic:SyntheticImage",
     "synthetic-video": "adapters.synthetic:SyntheticVideo",
     "synthetic-actions": "adapters.synthetic_actions:SyntheticActions",

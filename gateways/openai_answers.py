@@ -113,6 +113,61 @@ class FileDeleted(_Exact, frozen=True):
     deleted: bool
 
 
+# --- voices -------------------------------------------------------------------------------------------------
+
+
+class _Voice(_Exact, frozen=True, kw_only=True):
+    """What is known of an uploaded voice."""
+
+    name: str
+    consent: str
+    created_at: int
+    mime_type: str
+    file_size: int
+    ref_text: str | msgspec.UnsetType = msgspec.UNSET
+    speaker_description: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class NewVoice(_Voice, frozen=True, kw_only=True):
+    """A voice that is kept now."""
+
+
+class UploadedVoice(_Voice, frozen=True, kw_only=True):
+    """One of the caller's voices."""
+
+    embedding_source: Literal["audio"]
+    embedding_dim: int | None
+
+
+class VoiceList(_Exact, frozen=True):
+    """Names of all voices in lower case, and what is known of the caller's own."""
+
+    voices: list[str]
+    uploaded_voices: list[UploadedVoice] | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoiceCreated(_Exact, frozen=True, kw_only=True):
+    """A voice is kept: as OpenAI's SDKs know it, its id being its name in lower case, and as vLLM-Omni tells it."""
+
+    id: str
+    object: Literal["audio.voice"]
+    created_at: int
+    name: str
+    type: Literal["audio_sample"]
+    success: Literal[True]
+    voice: NewVoice
+
+
+class VoiceDeleted(_Exact, frozen=True, kw_only=True):
+    """A voice is gone."""
+
+    success: Literal[True]
+    message: str
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: Literal[True]
+
+
 # --- chat completions ---------------------------------------------------------------------------------------
 
 
@@ -449,3 +504,73 @@ class ServerLoad(_Exact, frozen=True):
     """Requests under way on the bus, of all served pipelines."""
 
     server_load: int
+
+
+# --- transcriptions -----------------------------------------------------------------------------------------
+
+
+class DurationUsage(_Exact, frozen=True):
+    """Seconds of sound, rounded up."""
+
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcription(_Exact, frozen=True):
+    """What was said; a translation has no usage."""
+
+    text: str
+    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
+
+
+class TranscribedWord(_Exact, frozen=True):
+    """A word, and when it was said, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class TranscribedSegment(_Exact, frozen=True, kw_only=True):
+    """What was said from `start` to `end`, in seconds, and what the model thinks of it, where it says so."""
+
+    id: int
+    start: float
+    end: float
+    text: str
+    seek: int | msgspec.UnsetType = msgspec.UNSET
+    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
+    temperature: float | msgspec.UnsetType = msgspec.UNSET
+    avg_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    compression_ratio: float | msgspec.UnsetType = msgspec.UNSET
+    no_speech_prob: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class VerboseTranscription(_Exact, frozen=True, kw_only=True):
+    """What was said when; a translation has no usage."""
+
+    task: Literal["transcribe", "translate"]
+    language: str | None
+    duration: float
+    text: str
+    segments: list[TranscribedSegment] | None
+    words: list[TranscribedWord] | None
+    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
+
+
+class TranscriptionDelta(_Exact, frozen=True):
+    """An event of a stream: what comes next of the text."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptionDone(_Exact, frozen=True):
+    """The last event of a stream: the whole text."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: DurationUsage
+
+
+TranscriptionEvent = TranscriptionDelta | TranscriptionDone

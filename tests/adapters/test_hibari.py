@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import re
+import subprocess
+import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +35,18 @@ class TestWithoutModel:
 
         assert len(problems) == 1
         assert "voice: unknown voice 'hart'; did you mean 'heart'?" in problems[0]
+
+    @pytest.mark.model
+    def test_voices_here_are_known_without_the_engine(self, tmp_path: Any) -> None:
+        found = "import sys; from adapters.hibari import *; "
+        found += "print(HibariVoice.voices(HibariOptions()), 'numpy' in sys.modules)"
+        environ = {**os.environ, "HIBARI_HOME": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", found], env=environ, capture_output=True, text=True, check=True)
+
+        assert done.stdout == "('heart',) False\n"
+        (tmp_path / "bf_emma.int8.onnx").write_bytes(b"")
+        done = subprocess.run([sys.executable, "-c", found], env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == "('heart', 'emma') False\n"
 
     def test_missing_packages_say_how_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -188,6 +204,34 @@ class TestStreaming:
                 has_sound.set()
 
         assert events == ["first audio", "text goes on"]
+
+    async def test_newcomer_hears_something_before_others_hear_more(
+        self, engine: HibariVoice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[int] = []
+        samples_blocking = adapter._samples_blocking
+
+        def note(voice: Any, phonemes: str, speed: float, generator: Any) -> Any:
+            made.append(id(generator))
+            return samples_blocking(voice, phonemes, speed, generator)
+
+        monkeypatch.setattr(adapter, "_samples_blocking", note)
+        has_sound = asyncio.Event()
+
+        async def listen_to(text: str) -> None:
+            request = make_request(engine, {})
+            async with aclosing(engine.run(request, ListedInputs(written(text)))) as outputs:
+                async for _ in outputs:
+                    has_sound.set()
+
+        async with asyncio.TaskGroup() as listeners:
+            for _ in range(5):
+                listeners.create_task(listen_to(f"{TWO} {TWO}"))
+            await has_sound.wait()
+            listeners.create_task(listen_to(SENTENCE))
+
+        assert len(made) == 5 * 4 + 1
+        assert len(set(made[:6])) == 6
 
     async def test_unread_audio_stops_the_reading_of_text(self, engine: HibariVoice) -> None:
         inputs = ListedInputs(written(*(f"This is sentence number {index}. " for index in range(50))))

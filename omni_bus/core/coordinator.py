@@ -341,7 +341,7 @@ class CoordinatorCore:
         self._absences.join(actor)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
-            effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
+            effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s - self._heartbeat_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
             effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
@@ -388,9 +388,13 @@ class CoordinatorCore:
         actor = self._membership.named(name)
         if actor is None:
             return self._breaks.on_name(name, None)
-        due = actor.seen_at + self._patience_s
-        if now < due:
-            return [SetTimer(("alive", name), due)]
+        suspicious_at = actor.seen_at + self._patience_s - self._heartbeat_s
+        if now < suspicious_at:
+            return [SetTimer(("alive", name), suspicious_at)]
+        if actor.suspected_at <= actor.seen_at:
+            # If it was us who were held up, its heartbeats wait to be read: they are before the last one is due.
+            actor.suspected_at = now
+            return [SetTimer(("alive", name), now + self._heartbeat_s)]
         return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
 
     def _on_heartbeat(self, actor: Actor, num_live: int) -> list[Common]:

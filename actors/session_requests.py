@@ -420,6 +420,7 @@ def _message(message: ChatMessage) -> Message:
     if all(isinstance(part, str) for part in message.content):
         text = "\n".join(part for part in message.content if isinstance(part, str))
         return Message(role=role, content=text, tool_call_id=message.tool_call_id)
+    # Sessions refuse pictures (`capabilities_of`), so what is no text is sound.
     parts = [Part(type="text", text=p) if isinstance(p, str) else Part(type="audio") for p in message.content]
     return Message(role=role, content=parts)
 

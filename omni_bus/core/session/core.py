@@ -40,7 +40,6 @@ class SessionCore:
 
     Args:
         event: what opened it.
-        attachment: the host's number of who did.
         seed: part of every name that is made here; no other session has it.
         defaults: the configuration that the client's is merged into.
         capabilities: what the deployment can do.
@@ -144,6 +143,7 @@ class SessionCore:
         if attachment != self._outlet.attachment or self.is_over:
             return []
         self._alive_at = now
+        self._outlet.confirm()
         return self._guarded(lambda: self._on_client(event), event.event_id)
 
     def _on_client(self, event: asked.AnyClientEvent) -> None:

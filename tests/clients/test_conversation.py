@@ -36,7 +36,8 @@ adapter = "whisper"
 
 [stages.llm]
 adapter = "llamacpp"
-params = { temperature = 0, max_tokens = 40 }
+system_prompt = "You are a friendly voice assistant. Answer in one short sentence."
+params = { temperature = 0, max_tokens = 256 }
 
 [stages.voice]
 adapter = "hibari"

@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
@@ -28,9 +28,9 @@ from omni_bus.core.session.items import InputText, Message
 from omni_bus.wire.payloads import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from omni_bus.client import BusClient, Request
+
+    Numbers: TypeAlias = dict[str, list[float]]
 
 CONFIG = Path(__file__).parents[1] / "configs" / "synthetic_sessions.toml"
 LEAD_MS = 400.0
@@ -101,10 +101,10 @@ async def first_word_of_pipeline(client: BusClient) -> float:
     return seconds
 
 
-async def measure_turns(client: BusClient, num_turns: int) -> dict[str, list[float]]:
+async def measure_turns(client: BusClient, num_turns: int) -> Numbers:
     """Take turns, so that both meet the same machine."""
     session = await Session.open(client, "turns", NO_VAD)
-    found: dict[str, list[float]] = {"session": [], "pipeline": []}
+    found: Numbers = {"session": [], "pipeline": []}
     for _ in range(num_turns):
         found["session"].append(await first_word_of_session(session))
         found["pipeline"].append(await first_word_of_pipeline(client))
@@ -151,11 +151,11 @@ async def talk(session: Session, seconds: float, late_ms: list[float], interrupt
         await session.until(said.InputCleared)
 
 
-async def measure_many(client: BusClient, num_idle: int, num_talking: int, seconds: float) -> dict[str, list[float]]:
+async def measure_many(client: BusClient, num_idle: int, num_talking: int, seconds: float) -> Numbers:
     """Run them side by side."""
     idle = [await Session.open(client, f"idle{i}", NO_VAD) for i in range(num_idle)]
     talking = [await Session.open(client, f"talking{i}", {}) for i in range(num_talking)]
-    found: dict[str, list[float]] = {"late_ms": [], "interrupted_ms": []}
+    found: Numbers = {"late_ms": [], "interrupted_ms": []}
 
     async def begin(index: int, session: Session) -> None:
         await asyncio.sleep(index / num_talking)  # people don't begin at once
@@ -176,15 +176,11 @@ def toml() -> str:
     )
 
 
-def run(measure: Callable[[BusClient], Awaitable[dict[str, list[float]]]]) -> dict[str, list[float]]:
-    """Measure in a deployment of its own."""
-
-    async def inside(deployment: measured.Deployment) -> dict[str, list[float]]:
-        async with await deployment.client() as client:
-            return await measure(client)
-
-    with measured.Deployment(toml()) as deployment:
-        return uvloop.run(inside(deployment))
+async def measure(deployment: measured.Deployment, args: argparse.Namespace) -> tuple[Numbers, Numbers]:
+    """Measure turns, then many sessions at once."""
+    async with await deployment.client() as client:
+        turns = await measure_turns(client, args.turns)
+        return turns, await measure_many(client, args.idle, args.talking, args.seconds)
 
 
 def main() -> None:
@@ -200,8 +196,8 @@ def main() -> None:
     if args.quick:
         args.idle, args.talking, args.seconds, args.turns = 3, 2, 1.0, 5
     measured.header()
-    turns = run(lambda client: measure_turns(client, args.turns))
-    many = run(lambda client: measure_many(client, args.idle, args.talking, args.seconds))
+    with measured.Deployment(toml()) as deployment:
+        turns, many = uvloop.run(measure(deployment, args))
     q = measured.quantile
     rows: dict[str, list[float | str]] = {
         f"first word, {name}": [1000 * q(values, 0.5), 1000 * q(values, 0.99)] for name, values in turns.items()

@@ -168,8 +168,8 @@ async def test_speech_stops_the_answer_in_every_stage():
         assert done.response.status_details.reason == "turn_detected"
         while clients.num_live("llm") or clients.num_live("voice"):
             await clients.bus.admin("health")  # a round trip
-        last = socket.of(said.AudioDelta)[-1]
-        assert last.start_ms + last.duration_ms < 4000
+        order = [type(event) for event in socket.events]
+        assert said.AudioDelta not in order[order.index(said.SpeechStarted) :]
 
 
 async def test_sound_is_sent_only_so_far_ahead_of_what_is_heard():

@@ -350,8 +350,8 @@ def test_a_semantic_detector_waits_longer_where_the_words_sound_open():
     assert talk.silence(640) == talk.judge(0.1) == []
     talk.append(700)  # without a judge it would have been an end
     assert talk.speech(1400) == []  # the user went on
-    talk.append(500)
-    assert talk.silence(1840) == talk.judge(0.99) == []
+    assert talk.append(2500) == []  # for longer than the pause would have been
+    assert talk.silence(3840) == talk.judge(0.99) == []
     before = len(talk.events)
     talk.wait(0.1)
     assert names(talk.events[before:])[:2] == ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed"]
@@ -449,6 +449,7 @@ def test_a_noise_that_a_detector_took_for_speech_is_not_answered():
     assert names(events) == ["response.done", "rate_limits.updated"]
     assert done_of(events).output == ()
     assert talk.generating == {}
+    assert talk.core._responses.ledger._cursors == {}  # nothing is kept of it
 
 
 def test_words_that_can_not_be_had_are_told_and_the_answer_is_given_without():

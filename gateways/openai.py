@@ -29,7 +29,7 @@ from gateways import (
     openai_transcriptions_body,
     openai_voices,
     openapi,
-    rest,
+    sleep,
     speech_stream,
 )
 from gateways.health import ActorRows, report
@@ -112,7 +112,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
-        self._rest = rest.RestRoutes(self.control, self.pipelines, self._origins)
+        self._sleep = sleep.SleepRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )
@@ -154,8 +154,8 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/load", self._get_load)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/is_sleeping", self._get_is_sleeping)
-        app.router.add_post("/sleep", self._rest.sleep)
-        app.router.add_post("/wake_up", self._rest.wake_up)
+        app.router.add_post("/sleep", self._sleep.sleep)
+        app.router.add_post("/wake_up", self._sleep.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -232,7 +232,7 @@ class OpenAIGateway(HttpGateway):
         rows = await self._health.rows()
         if rows is None:
             raise Unavailable("the coordinator does not answer")
-        return self._rest.is_sleeping(rows)
+        return self._sleep.is_sleeping(rows)
 
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
@@ -291,7 +291,7 @@ def operations() -> list[Operation]:
         _told("/v1/models/{model}", "retrieve_model", "One pipeline", answers.Model, parameters=model, errors=(404,)),
         _told("/load", "load", "How many requests are under way", answers.ServerLoad),
         METRICS,
-        *rest.OPERATIONS,
+        *sleep.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,

@@ -90,7 +90,7 @@ OPERATIONS = (
 )
 
 
-class RestRoutes:
+class SleepRoutes:
     """The three routes.
 
     Args:

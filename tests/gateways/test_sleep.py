@@ -10,7 +10,7 @@ import pytest
 
 from actors.testing import running
 from gateways.origins import Origins
-from gateways.rest import RestRoutes
+from gateways.sleep import SleepRoutes
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.runtime.control import DONE, NOT_CLEAN, NOT_POSSIBLE, ControlServer, Outcome, Sleep, Wake, control_path
 from omni_bus.wire.frames import RouteEdge
@@ -44,7 +44,7 @@ def row(stage: str, **fields: Any) -> dict[str, Any]:
 )
 def test_sleeping_is_a_pipeline_without_an_awake_replica(rows: list[dict[str, Any]], *, is_sleeping: bool) -> None:
     origins = Origins("openai", readers=(), with_credentials=False, sockets=())
-    routes = RestRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)}, origins)
+    routes = SleepRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)}, origins)
 
     body = routes.is_sleeping(rows).body
     assert isinstance(body, bytes)

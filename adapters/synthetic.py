@@ -312,7 +312,7 @@ class SpeechOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_
     """Sample rate."""
     chunk_bytes: Annotated[int, msgspec.Meta(ge=2, le=2**24)] = 9_600
     """Bytes (two a sample) of one chunk at most; a chunk is one step and never joins two input pieces."""
-    speed: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    pace: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
     """Seconds of sound made in a second, besides `step_time_s`; 0: no limit."""
     first_sample: Bytes = 0
     """Where the ramp begins; tells requests apart."""
@@ -324,7 +324,7 @@ class SpeechParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=
     samples_per_character: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     rate_hz: Annotated[int, msgspec.Meta(ge=1000, le=192_000)] | None = None
     chunk_bytes: Annotated[int, msgspec.Meta(ge=2, le=2**24)] | None = None
-    speed: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    pace: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     first_sample: Bytes | None = None
 
 
@@ -349,7 +349,7 @@ class SyntheticSpeech(SyntheticStream):
                 end = num_characters * plan.samples_per_character
                 while num_samples < end:
                     count = min(chunk_samples, end - num_samples)
-                    await progress.step(count / (plan.rate_hz * plan.speed) if plan.speed else 0.0)
+                    await progress.step(count / (plan.rate_hz * plan.pace) if plan.pace else 0.0)
                     if "audio" in request.outputs:
                         data = Blob(ramp(plan.first_sample + num_samples, count))
                         yield "audio", Audio(plan.rate_hz, 1, "s16", data)

@@ -1,4 +1,4 @@
-"""Server-sent events with backpressure, and failures in their midst."""
+"""Answers that are sent as they are made, with backpressure: bytes, or server-sent events."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from gateways.problems import to_problem
 from omni_bus.gateway import WRITE_BUFFER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
+
+    from gateways.problems import Problem
 
 
-class EventStream:
-    """Server-sent events; the response begins with the first one, so that an earlier failure has a real status.
+class ByteStream:
+    """An answer that is sent as it is made; it begins with its first bytes: an earlier failure has a real status.
 
-    `send` returns when the client's connection has room again: whoever makes the next event after that is as slow as
-    its reader.
+    `write` returns when the client's connection has room again: whoever makes the next bytes after that is as slow as
+    their reader.
+
+    Args:
+        request: whose answer it is.
+        write_timeout_s: a client that takes nothing for so long is treated as gone.
+        headers: of the answer; more may be added to `response` before it begins.
     """
 
-    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+    def __init__(self, request: web.Request, write_timeout_s: float, headers: Mapping[str, str]) -> None:
         self._request = request
         self._write_timeout_s = write_timeout_s
         self.response = web.StreamResponse(
             headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
+                **headers,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",  # proxies that buffer would turn a stream into a lump
                 "X-Request-Id": request[REQUEST_ID],
@@ -41,23 +48,22 @@ class EventStream:
         """Status and headers are sent."""
         return self.response.prepared
 
-    async def send(self, data: bytes) -> None:
-        """Send ``data: …`` and wait until the client has taken enough of what came before.
+    async def write(self, data: bytes) -> None:
+        """Send bytes and wait until the client has taken enough of what came before.
 
         Raises:
             ConnectionError: the client is gone, or took nothing for `write_timeout_s`.
         """
         if not self.has_begun:
             await self.response.prepare(self._request)
-        event = b"data: " + data + b"\n\n"
         transport = self._request.transport
-        if transport is not None and len(event) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
-            # As nothing waits for the client, this one has room and can't wait: no timer is needed.
-            await self.response.write(event)
+        if transport is not None and len(data) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
+            # As nothing waits for the client, this has room and can't wait: no timer is needed.
+            await self.response.write(data)
             return
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(event)
+                await self.response.write(data)
                 await self._request.writer.drain()
         except TimeoutError:
             if self._request.transport is not None:
@@ -67,6 +73,22 @@ class EventStream:
     async def end(self) -> None:
         """End the response well."""
         await self.response.write_eof()
+
+
+class EventStream(ByteStream):
+    """Server-sent events with backpressure."""
+
+    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+        super().__init__(request, write_timeout_s, {"Content-Type": "text/event-stream; charset=utf-8"})
+
+    async def send(self, data: bytes, event: str = "") -> None:
+        """Send ``data: …``, after ``event: …`` if it has a name, and wait as `write` does.
+
+        Raises:
+            ConnectionError: see `write`.
+        """
+        name = f"event: {event}\n".encode() if event else b""
+        await self.write(name + b"data: " + data + b"\n\n")
 
     @contextlib.asynccontextmanager
     async def telling_failures(self) -> AsyncIterator[None]:
@@ -86,5 +108,9 @@ class EventStream:
         log_failure(problem, error, self._request[REQUEST_ID])
         self._request[FAILURE] = problem.status
         self.response.force_close()
-        await self.send(msgspec.json.encode(problem.document))
+        await self.send_problem(problem)
         await self.response.write_eof()
+
+    async def send_problem(self, problem: Problem) -> None:
+        """Send the event that tells of a failure."""
+        await self.send(msgspec.json.encode(problem.document))

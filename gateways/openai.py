@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from aiohttp import web
 
 import omni_bus
@@ -19,6 +20,9 @@ from gateways import (
     openai_embeddings,
     openai_files,
     openai_models,
+    openai_speech,
+    openai_speech_batch,
+    openai_speech_body,
     openai_tokenize,
     openapi,
 )
@@ -47,6 +51,9 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     trust_request_chat_template: bool = False
     """Requests may bring a chat template of their own: a program that the stage runs."""
+
+    max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
+    """A longer text is not read aloud."""
 
 
 class OpenAIGateway(HttpGateway):
@@ -79,6 +86,10 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        self._speech = openai_speech.SpeechRoute(
+            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
+        )
+        self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
 
     @classmethod
@@ -110,6 +121,8 @@ class OpenAIGateway(HttpGateway):
             ("/tokenize", self._tokens.tokenize),
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
+            ("/v1/audio/speech", self._speech.handle),
+            ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
@@ -185,6 +198,8 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.tokenize_schema(pipelines),
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
+            openai_speech_body.schema(),
+            openai_speech_batch.schema(),
         )
     }
 
@@ -250,5 +265,7 @@ def operations() -> list[Operation]:
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        openai_speech.OPERATION,
+        openai_speech_batch.OPERATION,
         *openai_files.OPERATIONS,
     ]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from omni_bus.media.encode import Format
+from omni_bus.media.encoder import Format
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -357,6 +357,53 @@ class CompletionChunk(_Exact, frozen=True):
     choices: list[CompletionChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
     metrics: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SpeechTokens(_Exact, frozen=True):
+    """What the input was, for a voice that counts tokens; for others the characters of the text."""
+
+    text_tokens: int
+    audio_tokens: int
+
+
+class SpeechUsage(_Exact, frozen=True):
+    """What a voice read and made."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: SpeechTokens
+
+
+class SpeechEvent(_Exact, frozen=True):
+    """One event of a text that is read aloud; with sound in it the sound is base64 of bytes that concatenate."""
+
+    type: Literal["speech.audio.delta", "speech.audio.done", "speech.audio.error"]
+    audio: str | msgspec.UnsetType = msgspec.UNSET
+    response_format: Format | msgspec.UnsetType = msgspec.UNSET
+    usage: SpeechUsage | msgspec.UnsetType = msgspec.UNSET
+    error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SpeechResult(_Exact, frozen=True):
+    """What came of one item: a file in base64, or an error."""
+
+    index: int
+    status: Literal["success", "error"]
+    audio_data: str | msgspec.UnsetType = msgspec.UNSET
+    media_type: str | msgspec.UnsetType = msgspec.UNSET
+    usage: SpeechUsage | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class SpeechBatch(_Exact, frozen=True):
+    """Several texts that were read aloud."""
+
+    id: str
+    total: int
+    succeeded: int
+    failed: int
+    results: list[SpeechResult]
 
 
 class Tokenized(_Exact, frozen=True):

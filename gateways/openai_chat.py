@@ -53,9 +53,8 @@ HEADERS: dict[str, openapi.Schema] = {
     },
     SESSION_HEADER: {
         "type": "string",
-        "minLength": 1,
         "maxLength": MAX_SESSION_CHARACTERS,
-        "description": "Requests of one session stay with their replicas.",
+        "description": "Requests of one session stay with their replicas; an empty name is none.",
     },
 }
 

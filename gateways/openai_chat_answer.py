@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from gateways.openai_logprobs import chat_logprobs, prompt_logprobs
-from omni_bus.media.encode import Format, base64_blocking, encode_blocking, join, pcm16
-from omni_bus.wire.payloads import Audio, Blob
+from omni_bus.media.encode import base64_blocking, encode_blocking
+from omni_bus.media.encoder import Format
+from omni_bus.media.sound import join
+from omni_bus.wire.payloads import Audio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,8 +206,6 @@ def _sound(
     if not choice.sounds:
         return None, None
     sound = join(choice.sounds)
-    if sound.format != "s16":
-        sound = Audio(sound.rate_hz, sound.channels, "s16", Blob(pcm16(sound)))
     file_base64 = base64_blocking(encode_blocking(sound, chat.audio_format))
     audio = {
         "id": f"audio-{audio_id}",

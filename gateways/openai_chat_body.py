@@ -37,7 +37,7 @@ from gateways.openai_messages import Conversation, message_schema, read_messages
 from gateways.openai_models import MODALITIES, can_chat, find_model, inputs_for, readers_of, speakers_of
 from gateways.openai_structure import Tools, read_structure, read_tools
 from omni_bus.errors import BadInput
-from omni_bus.media.encode import FORMATS, Format
+from omni_bus.media.encoder import FORMATS, Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

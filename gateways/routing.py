@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from gateways.openai_models import MESSAGES
-from omni_bus.wire.payloads import Blob, Json
+from gateways.openai_models import MESSAGES, TEXT
+from omni_bus.wire.payloads import Blob, Json, Text
 from omni_bus.wire.prefix import BLOCK_BYTES, MAX_BLOCKS, prefix_of
 from omni_bus.wire.prompt import MEDIA_PORTS
 
@@ -53,6 +53,9 @@ class Routing(TypedDict):
 
 def routing_of(call: Call) -> Routing:
     """Return what a request may come to and how its prompt begins; nothing of a prompt that no model writes to."""
+    if spoken := call.inputs.get(TEXT, ()):
+        num_characters = sum(len(piece.text) for piece in spoken if isinstance(piece, Text))
+        return Routing(tokens=max(1, num_characters // BYTES_PER_TOKEN), prefix=())
     payloads = call.inputs.get(MESSAGES, ())
     prompt = payloads[0].value if payloads and isinstance(payloads[0], Json) else None
     if not isinstance(prompt, dict):

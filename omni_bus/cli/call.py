@@ -17,7 +17,8 @@ from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.client import End, Item, Request
 from omni_bus.config.load import parse_value
 from omni_bus.errors import BadInput, unknown_name
-from omni_bus.media.encode import encode_blocking, join
+from omni_bus.media.encode import encode_blocking
+from omni_bus.media.sound import join
 from omni_bus.wire.payloads import Audio, Json, Text
 
 if TYPE_CHECKING:

@@ -159,6 +159,15 @@ def parse_edge(text: str) -> Edge | str:
     return edge
 
 
+def params_of(adapter: type[Engine]) -> dict[str, Any]:
+    """Return the JSON Schema of each parameter that a request may set; nothing for types that have none."""
+    try:
+        _, found = msgspec.json.schema_components([adapter.Params])
+    except TypeError:
+        return {}
+    return found[adapter.Params.__name__]["properties"]
+
+
 class _PipelineDraft:
     """One pipeline on its way to being checked."""
 
@@ -229,6 +238,7 @@ class _PipelineDraft:
             timeout_s=config.timeout_s,
             max_queued_bytes=config.max_queued_bytes,
             routing=config.routing,
+            params={stage: params_of(found) for stage in stages if (found := self._adapters[stage]) is not None},
         )
 
     def _add(self, path: Path, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from omni_bus.core.binding import Routing
@@ -29,6 +31,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     max_queued_bytes: int = 256 * 1024 * 1024
     routing: Routing = "prefix"
+    params: dict[str, dict[str, Any]] = {}
+    """What a request may set on each stage: the JSON Schema of each parameter, by its name."""
 
     @property
     def inputs(self) -> dict[str, str]:

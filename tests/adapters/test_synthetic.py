@@ -176,14 +176,14 @@ async def test_speech_comes_while_text_streams_in() -> None:
         assert inputs.num_taken["text"] == 1
 
 
-async def test_speed_sets_the_time_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pace_sets_the_time_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     async def note(duration_s: float) -> None:
         waits.append(duration_s)
 
     monkeypatch.setattr("adapters.synthetic_work.asyncio.sleep", note)
-    engine = make_engine(SyntheticSpeech, {"speed": 2.0, "step_time_s": 0.5, "chunk_bytes": 960})
+    engine = make_engine(SyntheticSpeech, {"pace": 2.0, "step_time_s": 0.5, "chunk_bytes": 960})
     await run_streaming(engine, {"text": [Text("a")]})
 
     assert waits == [pytest.approx(0.5 + 0.01)]

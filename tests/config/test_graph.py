@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -53,6 +53,30 @@ def _messages(graph: Graph) -> list[str]:
 def _only_problem(graph: Graph) -> tuple[tuple[str | int, ...], str]:
     (problem,) = graph.problems
     return problem.path, problem.message
+
+
+class VoiceParams(msgspec.Struct):
+    speed: Annotated[float, msgspec.Meta(ge=0.5, le=2)] = 1.0
+    seed: int | None = None
+
+
+class Opaque:
+    """A type that JSON Schema has no word for."""
+
+
+class OpaqueParams(msgspec.Struct):
+    opaque: Opaque | None = None
+
+
+def test_a_pipeline_says_what_may_be_set_on_its_stages() -> None:
+    voice = type("Voice", (VOICE,), {"Params": VoiceParams})
+    llm = type("Llm", (LLM,), {"Params": OpaqueParams})
+
+    params = _build({"llm": llm, "voice": voice}, *GOOD).pipelines["p"].params
+
+    assert params["voice"]["speed"] == {"type": "number", "minimum": 0.5, "maximum": 2, "default": 1.0}
+    assert params["voice"].keys() == {"speed", "seed"}
+    assert params["llm"] == {}
 
 
 def test_good_graph_becomes_a_pipeline_with_kinds_and_windows() -> None:

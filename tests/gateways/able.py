@@ -1,4 +1,4 @@
-"""A deployment whose model does all that the text routes can ask for, and how tests talk to it."""
+"""A deployment whose models do all that the text routes can ask for, and speak, and how tests talk to it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ max_prompt_tokens = 1000
 [stages.mute]
 adapter = "synthetic-text"
 tokens = 4
+[stages.speaker]
+adapter = "synthetic-speech"
 [pipelines.able]
 serve_as = "able"
 edges = [
@@ -36,6 +38,9 @@ edges = ["in.messages -> mute.prompt", "mute.text -> out.text"]
 [pipelines.vectors]
 serve_as = "vectors"
 edges = ["in.messages -> llm.prompt", "llm.embedding -> out.embedding"]
+[pipelines.speaks]
+serve_as = "speaks"
+edges = ["in.text -> speaker.text", "speaker.audio -> out.audio"]
 [gateways.openai]
 """
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

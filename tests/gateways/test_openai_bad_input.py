@@ -27,6 +27,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [int.from_bytes(b"\1hi")]},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/audio/speech": {"input": "hi"},
+    "/v1/audio/speech/batch": {"items": [{"input": "hi"}]},
 }
 """Routes that take JSON, and a body that each of them answers."""
 

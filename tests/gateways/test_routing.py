@@ -18,7 +18,7 @@ from able import CHAT, post  # type: ignore[import-not-found] (put on the path a
 from actors.testing import Running, running
 from gateways.fan_out import Call
 from gateways.routing import ANSWER_TOKENS, MAX_ANSWER_TOKENS, MAX_BYTES, beginning_of, routing_of
-from omni_bus.wire.payloads import Blob, Image, Json
+from omni_bus.wire.payloads import Blob, Image, Json, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,6 +35,14 @@ def call(prompt: dict[str, Any], *, outputs: tuple[str, ...] = ("text",), **para
 
 def beginning(*messages: dict[str, Any], pictures: list[Any] | None = None, **fields: Any) -> bytes:
     return beginning_of({"messages": list(messages), **fields}, {"images": pictures or []})
+
+
+def test_a_text_to_speak_counts_as_long_as_it_is() -> None:
+    def speech(text: str) -> Call:
+        return Call(pipeline="speech", outputs=("audio",), params={}, inputs={"text": [Text(text)]})
+
+    assert routing_of(speech("x" * 4000)) == {"tokens": 1000, "prefix": ()}
+    assert routing_of(speech("x")) == {"tokens": 1, "prefix": ()}
 
 
 # --- how a prompt begins ------------------------------------------------------------------------------------

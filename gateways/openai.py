@@ -24,6 +24,8 @@ from gateways import (
     openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
+    openai_transcriptions,
+    openai_transcriptions_body,
     openapi,
 )
 from gateways.health import Health, report
@@ -57,7 +59,7 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, transcriptions, and files."""
 
     Options = OpenAIOptions
 
@@ -91,6 +93,9 @@ class OpenAIGateway(HttpGateway):
         )
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
+        self._transcriptions = openai_transcriptions.TranscriptionRoutes(
+            self.client, self._models, self._media, self.options
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
@@ -126,6 +131,7 @@ class OpenAIGateway(HttpGateway):
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         self._add_files(app)
+        self._add_transcriptions(app)
         app.cleanup_ctx.append(self._reading)
         return app
 
@@ -143,6 +149,14 @@ class OpenAIGateway(HttpGateway):
         app.router.add_delete("/v1/files/{file_id}", files.delete)
         app.router.add_get("/v1/files/{file_id}/content", files.content)
         app.cleanup_ctx.append(files.lifetime)
+
+    def _add_transcriptions(self, app: web.Application) -> None:
+        assert isinstance(self.options, OpenAIOptions)
+        max_bytes = openai_transcriptions_body.max_body_bytes(self.options)
+        expect = functools.partial(self.expect, max_bytes=max_bytes)
+        paths, routes = openai_transcriptions.PATHS, self._transcriptions
+        app.router.add_post(paths["transcribe"], routes.transcribe, expect_handler=expect)
+        app.router.add_post(paths["translate"], routes.translate, expect_handler=expect)
 
     def close(self) -> None:
         """End the encoding threads."""
@@ -200,6 +214,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_embeddings.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
+            *openai_transcriptions.schemas(),
         )
     }
 
@@ -267,5 +282,6 @@ def operations() -> list[Operation]:
         openai_embeddings.OPERATION,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
+        *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]

@@ -449,3 +449,73 @@ class ServerLoad(_Exact, frozen=True):
     """Requests under way on the bus, of all served pipelines."""
 
     server_load: int
+
+
+# --- transcriptions -----------------------------------------------------------------------------------------
+
+
+class DurationUsage(_Exact, frozen=True):
+    """Seconds of sound, rounded up."""
+
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcription(_Exact, frozen=True):
+    """What was said; a translation has no usage."""
+
+    text: str
+    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
+
+
+class TranscribedWord(_Exact, frozen=True):
+    """A word, and when it was said, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class TranscribedSegment(_Exact, frozen=True, kw_only=True):
+    """What was said from `start` to `end`, in seconds, and what the model thinks of it, where it says so."""
+
+    id: int
+    start: float
+    end: float
+    text: str
+    seek: int | msgspec.UnsetType = msgspec.UNSET
+    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
+    temperature: float | msgspec.UnsetType = msgspec.UNSET
+    avg_logprob: float | msgspec.UnsetType = msgspec.UNSET
+    compression_ratio: float | msgspec.UnsetType = msgspec.UNSET
+    no_speech_prob: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class VerboseTranscription(_Exact, frozen=True, kw_only=True):
+    """What was said when; a translation has no usage."""
+
+    task: Literal["transcribe", "translate"]
+    language: str | None
+    duration: float
+    text: str
+    segments: list[TranscribedSegment] | None
+    words: list[TranscribedWord] | None
+    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
+
+
+class TranscriptionDelta(_Exact, frozen=True):
+    """An event of a stream: what comes next of the text."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptionDone(_Exact, frozen=True):
+    """The last event of a stream: the whole text."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: DurationUsage
+
+
+TranscriptionEvent = TranscriptionDelta | TranscriptionDone

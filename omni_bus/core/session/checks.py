@@ -76,10 +76,10 @@ def check_item(item: Item, capabilities: Capabilities) -> None:
     allowed: dict[str, tuple[type, ...]] = {"system": (InputText,), "assistant": (OutputText,)}
     for index, part in enumerate(item.content):
         param = f"item.content[{index}].type"
-        tag = str(type(part).__struct_config__.tag)
+        tag = _tag(type(part))
         kinds = allowed.get(item.role) or _user_kinds(capabilities)
         if not isinstance(part, kinds):
-            names = ", ".join(str(kind.__struct_config__.tag) for kind in kinds)
+            names = ", ".join(_tag(kind) for kind in kinds)
             message = f"{param}: {tag!r} came in a message of role {item.role!r} (allowed: {names})"
             raise SessionError(Code.INVALID_VALUE, message, param=param)
 
@@ -89,3 +89,7 @@ def _user_kinds(capabilities: Capabilities) -> tuple[Any, ...]:
     if capabilities.supports_audio_input:
         kinds += (InputAudio,)
     return (*kinds, InputImage) if capabilities.supports_image_input else kinds
+
+
+def _tag(kind: type[Any]) -> str:
+    return str(kind.__struct_config__.tag)

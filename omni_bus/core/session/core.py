@@ -16,7 +16,7 @@ from omni_bus.core.session.effects import Effect, Ended, SetTimer
 from omni_bus.core.session.journal import JournalConflict
 from omni_bus.core.session.limits import Limits
 from omni_bus.core.session.listening import Listening, effective
-from omni_bus.core.session.outlet import Outlet
+from omni_bus.core.session.outlet import Outlet, turned_away
 from omni_bus.core.session.responses import Responses
 from omni_bus.core.session.shared import Shared
 from omni_bus.core.session.transcripts import Transcripts, untranscribed
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Expiry = Literal["disconnect_grace_expired", "idle_ttl_expired", "max_duration"]
+
+
+def no_session(attachment: int, event: asked.SessionResume) -> list[Effect]:
+    """Turn an attachment away whose session is over or never was."""
+    message = f"session_id: {event.session_id!r} is over or never was"
+    return turned_away(attachment, SessionError(Code.RESUME_EXPIRED, message, param="session_id"), event.event_id)
 
 
 class SessionCore:
@@ -104,11 +110,9 @@ class SessionCore:
         return self._taken()
 
     def on_resumed(self, attachment: int, event: asked.SessionResume, now: float) -> list[Effect]:
-        """Go on with another attachment, or turn it away."""
+        """Go on with another attachment, or turn it away; only before the end."""
         self._outlet.now = now
         try:
-            if self.is_over:
-                raise SessionError(Code.RESUME_EXPIRED, f"session_id: {self.id!r} is over", param="session_id")
             self._outlet.resume(attachment, event, self._view)
         except SessionError as error:
             self._outlet.refuse(attachment, error, event.event_id)
@@ -296,9 +300,10 @@ class SessionCore:
         return self._taken()
 
     def _taken(self) -> list[Effect]:
-        """Return what is to be done, with the timer where it changed."""
+        """Return what is to be done, with the timer where it has to come earlier."""
         at = self._next_time()
-        if at is not None and at != self._timer and not self.is_over:
+        # One that comes too early finds nothing to do and sets the next.
+        if at is not None and (self._timer is None or at < self._timer) and not self.is_over:
             self._timer = at
             self._outlet.do(SetTimer(at))
         return self._outlet.take()
@@ -310,7 +315,7 @@ class SessionCore:
         found: dict[Expiry, float] = {}
         if self._detached_at is not None:
             found["disconnect_grace_expired"] = self._detached_at + limits.grace_s
-        if limits.idle_ttl_s is not None:
+        if limits.idle_ttl_s is not None and self._responses.active is None:
             found["idle_ttl_expired"] = self._alive_at + limits.idle_ttl_s
         if limits.max_duration_s is not None:
             found["max_duration"] = self._created_at + limits.max_duration_s
@@ -322,11 +327,7 @@ class SessionCore:
         return min(times if listening is None else [*times, listening], default=None)
 
     def _expiry(self, now: float) -> Expiry | None:
-        for name, at in self._deadlines().items():
-            is_busy = name == "idle_ttl_expired" and self._responses.active is not None
-            if at <= now and not is_busy:
-                return name
-        return None
+        return next((name for name, at in self._deadlines().items() if at <= now), None)
 
     # --- inside: commands -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ both stand side by side whatever was said between them, since chat templates wan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
@@ -113,7 +113,7 @@ def within_budget(
 def _retained(truncation: str | dict[str, Any]) -> float:
     if isinstance(truncation, str):
         return 1.0
-    ratio = cast("Any", truncation.get("retention_ratio", 1.0))
+    ratio = truncation.get("retention_ratio", 1.0)
     return float(ratio) if isinstance(ratio, (int, float)) and 0 < ratio <= 1 else 1.0
 
 

@@ -94,12 +94,11 @@ class Listening:
             message = f"audio: {held} bytes of sound would wait for a commit (allowed: {allowed})"
             raise SessionError(Code.INPUT_BACKPRESSURE, message, param="audio")
         self._listen(audio)
-        is_kept = self._overlap(event) if self._shared.is_duplex else True
-        if not is_kept:
-            self._buffer.append(audio)
+        is_alone = not len(self._buffer)
+        self._buffer.append(audio)
+        if self._shared.is_duplex and not self._overlap(event) and is_alone:
             self._buffer.take_all()  # positions go on counting
             return
-        self._buffer.append(audio)
         if self._detection is not None and not self.is_speaking:
             self._buffer.keep_last(turns.prefix_ms(self._detection) + LATENESS_MS)
 
@@ -114,7 +113,7 @@ class Listening:
             return
         if not len(self._buffer):
             raise SessionError(Code.BUFFER_EMPTY, "input_audio_buffer.commit: the buffer is empty")
-        item_id = self._commit(self._buffer.take_all, said.CommitDetail(turn_id=0, epoch=0))
+        item_id = self._commit(self._buffer.take_all, said.CommitDetail())
         if event.create_response:
             self._answer(item_id, self._shared.now, is_refused_aloud=True)
 
@@ -228,7 +227,7 @@ class Listening:
         try:
             self._commit(
                 lambda: self._buffer.take(self._started_ms, end_ms),
-                said.CommitDetail(turn_id=0, epoch=0, is_speech=True),
+                said.CommitDetail(is_speech=True),
             )
         finally:
             self._end_turn()
@@ -253,7 +252,7 @@ class Listening:
         self._responses.listened_since = None
         item_id = self._item_id = self._shared.ids.new("item")
         self._shared.outlet.emit(said.TimeoutTriggered(item_id=item_id, audio_start_ms=start_ms, audio_end_ms=end_ms))
-        self._commit(self._nothing, said.CommitDetail(turn_id=0, epoch=0, is_empty=True))
+        self._commit(self._nothing, said.CommitDetail(is_empty=True))
         self._end_turn()
         if self._shared.config.type == "realtime":
             self._responses.create(ResponseOptions())
@@ -300,20 +299,18 @@ class Listening:
             self._detection is None and bool(len(self._buffer)) and not self._speech_ms and event.is_speech is None
         )
         if is_silent:
-            self._discard(said.CommitDetail(turn_id=0, epoch=0, is_empty=True, is_speech=False, no_response=True))
+            self._discard(said.CommitDetail(is_empty=True, is_speech=False, no_response=True))
             shared.outlet.emit(said.Listen(session_id=shared.id, epoch=shared.epoch, reason="silence_or_noise"))
             return
         if not len(self._buffer):
             raise SessionError(Code.BUFFER_EMPTY, "input_audio_buffer.commit: the buffer is empty")
         if responses.is_in_progress and 0 < self._overlap_ms <= shared.config.duplex.overlap_short_ack_ms:
-            self._discard(said.CommitDetail(turn_id=0, epoch=0, is_empty=True, overlap_ack=True, no_response=True))
+            self._discard(said.CommitDetail(is_empty=True, overlap_ack=True, no_response=True))
             return
         is_deferred = responses.is_in_progress
         if is_deferred and event.create_response:
             responses.defer()
         detail = said.CommitDetail(
-            turn_id=0,
-            epoch=0,
             is_speech=event.is_speech,
             no_response=not event.create_response,
             overlap_deferred=is_deferred,

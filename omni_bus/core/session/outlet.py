@@ -130,5 +130,11 @@ class Outlet:
         return replace(event, event_id=f"event_{self._num_events:x}")
 
 
+def turned_away(attachment: int, error: SessionError, event_id: str | None) -> list[Effect]:
+    """Return what is done with an attachment that there is no session for."""
+    event = said.ErrorEvent(event_id="event_0", error=error.detail(event_id))
+    return [Emit(attachment, event, encoded(event)), EndAttachment(attachment, error.code.vendor_code)]
+
+
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()

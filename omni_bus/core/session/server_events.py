@@ -317,8 +317,8 @@ class TranscriptionFailed(
 class CommitDetail(Struct, frozen=True, kw_only=True):
     """What duplex dialects say of a commit."""
 
-    turn_id: int
-    epoch: int
+    turn_id: int = 0
+    epoch: int = 0
     is_empty: bool = False
     is_speech: bool | None = None
     no_response: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,7 @@ from gateways import (
     openai_transcriptions,
     openai_transcriptions_body,
     openapi,
+    realtime,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
@@ -37,6 +38,7 @@ from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openapi import Answer, Operation
+from gateways.realtime_turn import TurnAudioEvents
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -57,9 +59,18 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
     """A longer text is not read aloud."""
 
+    turn_audio_events: TurnAudioEvents = "both"
+    """Names of sound in vLLM's turn dialect: ``seed`` is response.audio.*, ``ga`` is response.output_audio.*."""
+
+    default_realtime: Literal["turn", "duplex"] = "turn"
+    """What a connection to ``/v1/realtime`` without ``duplex`` in its query is."""
+
+    realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """A client of a duplex dialect may take so long to say its first word."""
+
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, transcriptions, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, speech, files, and live conversations."""
 
     Options = OpenAIOptions
 
@@ -96,6 +107,17 @@ class OpenAIGateway(HttpGateway):
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
         )
+        self._realtime = realtime.RealtimeRoute(
+            self.client,
+            self._models,
+            self.draining,
+            realtime.RealtimeOptions(
+                turn_audio_events=self.options.turn_audio_events,
+                is_duplex=self.options.default_realtime == "duplex",
+                first_event_timeout_s=self.options.realtime_first_event_timeout_s,
+                write_timeout_s=self.options.write_timeout_s,
+            ),
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
@@ -130,6 +152,8 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
+        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+            app.router.add_get(path, self._realtime.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)
         app.cleanup_ctx.append(self._reading)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gateways.realtime_ga import GaDialect, ga_response
 from gateways.realtime_session import beta_format, beta_modalities, beta_session
+from omni_bus.core.session import server_events as said
 
-if TYPE_CHECKING:
-    from omni_bus.core.session import server_events as said
-
-NAMES = {
+BETA_DELTAS = {
     "response.output_text.delta": "response.text.delta",
     "response.output_text.done": "response.text.done",
     "response.output_audio.delta": "response.audio.delta",
     "response.output_audio.done": "response.audio.done",
     "response.output_audio_transcript.delta": "response.audio_transcript.delta",
     "response.output_audio_transcript.done": "response.audio_transcript.done",
-    "conversation.item.added": "conversation.item.created",
 }
-"""GA's names of events, and the beta ones."""
+"""GA's names of what a response says, and the beta ones."""
+
+NAMES = {**BETA_DELTAS, "conversation.item.added": "conversation.item.created"}
+"""The same of all events."""
+
+UNKNOWN = ("conversation.item.done", "conversation.item.input_audio_transcription.segment")
+"""What beta clients have no word for."""
 
 CONTENT = {"output_text": "text", "output_audio": "audio"}
 """The same of content in items."""
@@ -32,7 +35,10 @@ class BetaDialect(GaDialect):
 
     def frames(self, event: said.AnyServerEvent) -> list[dict[str, Any]]:
         """Return what a client is told of one event."""
-        return [_renamed(frame) for frame in super().frames(event) if frame["type"] != "conversation.item.done"]
+        frames = [_renamed(frame) for frame in super().frames(event) if frame["type"] not in UNKNOWN]
+        if isinstance(event, said.SessionUpdated) and event.session.config.type == "transcription":
+            frames[0]["type"] = "transcription_session.updated"
+        return frames
 
     def session(self, view: said.SessionView) -> dict[str, Any]:
         """Return a session in the flat shape."""

@@ -89,6 +89,11 @@ class GaDialect:
             "transcription_session.update": self._session_update,
         }
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Types of events that clients may send."""
+        return frozenset(self._readers)
+
     # --- from the client --------------------------------------------------------------------------------------
 
     def read(self, fields: Mapping[str, Any]) -> Events:

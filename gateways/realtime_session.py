@@ -74,9 +74,8 @@ def session_patch(session: dict[str, Any]) -> dict[str, Any]:
     for beta, name in _RENAMED.items():
         if beta in patch:
             patch.setdefault(name, patch.pop(beta))
-    audio = {
-        side: dict(table(table(patch, "audio", at="session."), side, at="session.audio.")) for side in _sides(patch)
-    }
+    given = table(patch, "audio", at="session.")
+    audio = {side: dict(table(given, side, at="session.audio.")) for side in given}
     for beta, (side, name) in _NESTED.items():
         if beta in patch:
             audio.setdefault(side, {}).setdefault(name, patch.pop(beta))
@@ -87,16 +86,7 @@ def session_patch(session: dict[str, Any]) -> dict[str, Any]:
     if isinstance(output.get("voice"), dict):
         output["voice"] = cast("dict[str, Any]", output["voice"]).get("id")
     patch.pop("audio", None)
-    unknown = {
-        side: table(session, "audio")[side] for side in table(session, "audio") if side not in ("input", "output")
-    }
-    audio = {side: fields for side, fields in audio.items() if fields} | unknown
     return {**patch, "audio": audio} if audio else patch
-
-
-def _sides(patch: dict[str, Any]) -> list[str]:
-    given = table(patch, "audio", at="session.")
-    return [side for side in ("input", "output") if side in given]
 
 
 def format_of(value: Any, param: str, rate: Any = None) -> dict[str, Any]:
@@ -157,7 +147,7 @@ def beta_session(view: SessionView) -> dict[str, Any]:
     """Return a session in OpenAI's beta shape."""
     config, audio = _fields(view.config), view.config.audio
     given = config["audio"]["input"]
-    turns = given["turn_detection"]
+    choice = config["tool_choice"]
     return {
         "id": view.id,
         "object": "realtime.session",
@@ -171,9 +161,9 @@ def beta_session(view: SessionView) -> dict[str, Any]:
         "output_audio_format": beta_format(audio.output.format),
         "input_audio_transcription": given["transcription"],
         "input_audio_noise_reduction": given["noise_reduction"],
-        "turn_detection": turns,
+        "turn_detection": given["turn_detection"],
         "tools": config["tools"],
-        "tool_choice": config["tool_choice"],
+        "tool_choice": choice["name"] if isinstance(choice, dict) else choice,
         "temperature": config["temperature"],
         "max_response_output_tokens": config["max_output_tokens"],
         "tracing": config["tracing"],

@@ -37,6 +37,8 @@ class SessionOpen(ClientEvent, frozen=True, kw_only=True, tag="session.open"):
     session_id: Annotated[str, Meta(min_length=1, max_length=128)]
     session: dict[str, Any] = {}
     is_resumable: bool = False
+    caller: str = ""
+    """Who asks, for fairness among the requests that the session makes; never a secret."""
 
 
 class SessionResume(ClientEvent, frozen=True, kw_only=True, tag="session.resume"):

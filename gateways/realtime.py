@@ -138,7 +138,7 @@ class _Attachment:
             BETA_PROTOCOL in websockets.offered(request)
         )
         self._is_duplex = self._wants_duplex(request.path)
-        self._dialect: Dialect
+        self._dialect: Dialect = GaDialect(lambda _: False)
         self._is_latched = self._is_beta or self._is_duplex
         self._active: set[str] = set()
         """Responses that are being given."""
@@ -331,13 +331,13 @@ class _Attachment:
 
     async def _tell(self, error: SessionError) -> None:
         """Tell of something that no session tells of, in a form that clients of every dialect can read."""
-        detail = error.detail(None)
-        if isinstance(getattr(self, "_dialect", None), TurnDialect):
-            await self._send({"type": "error", "error": error.message, "code": detail.code})
+        code = error.code.vendor_code if self._is_duplex else error.code.code
+        if isinstance(self._dialect, TurnDialect):
+            await self._send({"type": "error", "error": error.message, "code": code})
             return
-        shape = {"type": detail.type, "code": detail.code, "message": error.message, "param": error.param}
+        shape = {"type": error.code.type, "code": code, "message": error.message, "param": error.param}
         frame = {"type": "error", "event_id": f"event_{secrets.token_hex(8)}", "error": {**shape, "event_id": None}}
-        await self._send(frame if self._is_latched else {**frame, "code": detail.code, "message": error.message})
+        await self._send(frame if self._is_latched else {**frame, "code": code, "message": error.message})
 
     async def _close(self, code: int, reason: str) -> None:
         message = reason.encode()[: websockets.MAX_REASON_BYTES].decode(errors="ignore").encode()

@@ -412,19 +412,19 @@ async def test_a_client_that_does_not_read_holds_nobody_else() -> None:
 
 
 async def test_a_gateway_that_stops_lets_an_answer_end_and_says_goodbye() -> None:
-    async with deployed(("tokens = 3", "tokens = 60")) as deployment:
-        async with connected(deployment) as busy, connected(deployment) as idle:
-            await idle.hear()
-            await busy.ask("Hello", output_modalities=["text"])
-            await busy.until("response.output_text.delta")
-            stopping = asyncio.create_task(deployment.gateway.drain(30))
+    long = ("tokens = 3", "tokens = 60")
+    async with deployed(long) as deployment, connected(deployment) as busy, connected(deployment) as idle:
+        await idle.hear()
+        await busy.ask("Hello", output_modalities=["text"])
+        await busy.until("response.output_text.delta")
+        stopping = asyncio.create_task(deployment.gateway.drain(30))
 
-            assert await idle.end() == (1001, "the server is stopping")
-            assert idle.frames[-1]["error"]["code"] == "server_stopping"
-            check_ga(idle.frames)
-            await busy.until("response.done")
-            assert (await busy.end())[0] == 1001
-            assert await stopping
+        assert await idle.end() == (1001, "the server is stopping")
+        assert idle.frames[-1]["error"]["code"] == "server_stopping"
+        check_ga(idle.frames)
+        await busy.until("response.done")
+        assert (await busy.end())[0] == 1001
+        assert await stopping
 
 
 async def test_who_leaves_takes_the_session_and_all_its_work_along() -> None:

@@ -3,7 +3,7 @@
 Run by the supervisor as ``python -m actors.coordinator DEPLOYMENT_JSON``. SIGTERM drains: nothing is admitted any more,
 running requests finish within the drain limit, then the process exits, 0 if none had to be cut and 3 otherwise. Asked
 to retire it leaves at once: what runs goes on without it, and what waits is submitted again to its successor, which is
-told with ``--awaits`` who served before.
+told with ``--awaits`` who served before, and with ``--awaits-client`` who may have had requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CUT_S = 2.0
 class CoordinatorActor:
     """The coordinator on the running loop; listens from construction on."""
 
-    def __init__(self, deployment: Deployment, awaited: Sequence[str] = ()) -> None:
+    def __init__(self, deployment: Deployment, awaited: Sequence[str] = (), clients: Sequence[str] = ()) -> None:
         self._idle = asyncio.Event()
         self._is_draining = False
         self._driver = Driver(
@@ -55,6 +55,7 @@ class CoordinatorActor:
             {name: caller.quota for name, caller in config.callers.items()},
             deployment.arrangement,
             awaited,
+            clients,
         )
         self._perform(self._core.start(self._driver.now))
         logger.info("listening", extra={"fields": self._driver.address})
@@ -115,7 +116,9 @@ async def run(deployment: Deployment, arguments: Sequence[str]) -> int:
     stop = Stop()
     parser = argparse.ArgumentParser(prog="actors.coordinator")
     parser.add_argument("--awaits", metavar="REPLICA", action="append", default=[])
-    actor = CoordinatorActor(deployment, parser.parse_args(arguments).awaits)
+    parser.add_argument("--awaits-client", metavar="ACTOR", action="append", default=[])
+    given = parser.parse_args(arguments)
+    actor = CoordinatorActor(deployment, given.awaits, given.awaits_client)
     settle()
     await stop.requested.wait()
     if stop.is_retiring:

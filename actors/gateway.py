@@ -22,6 +22,7 @@ from omni_bus.client import BusClient
 from omni_bus.errors import ConfigError
 from omni_bus.gateway import Gateway, GatewayServer
 from omni_bus.registry import GATEWAY_GROUP, load_class
+from omni_bus.runtime.control import control_path
 from omni_bus.runtime.process import EXIT_CUT, child_main, settle
 from omni_bus.runtime.signals import Stop
 
@@ -67,7 +68,13 @@ class GatewayActor:
         state_dir = f"{deployment.state_dir or deployment.run_dir}/gateways/{name}"
         callers = deployment.config.callers
         try:
-            gateway = kind(options, client, pipelines, name=name, callers=callers, state_dir=state_dir)
+            gateway = kind(
+                *(options, client, pipelines),
+                name=name,
+                callers=callers,
+                state_dir=state_dir,
+                control=control_path(deployment.run_dir),
+            )
         except BaseException:
             await client.close()
             raise

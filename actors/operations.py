@@ -36,12 +36,14 @@ from omni_bus.runtime.control import (
     Resume,
     Say,
     Scale,
+    Sleep,
+    Wake,
 )
 from omni_bus.runtime.cores import available_cores, share
 from omni_bus.runtime.signals import RETIRE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable
 
     from actors.supervisor import Process, Supervisor
     from omni_bus.runtime.deployment import Deployment
@@ -53,6 +55,9 @@ MAX_REPLICAS = 64
 
 RETIRE_S = 15.0
 """A replica without requests gets so long to see its last words delivered and to close; see `actors.stage`."""
+
+LEVELS = (1, 2)
+"""Of sleep."""
 
 GATEWAY = "gateway."
 
@@ -126,6 +131,10 @@ class Operations:
                 return await self._restart(order, say)
             case Scale():
                 return await self._scale(order, say)
+            case Sleep():
+                return await self._sleep(order, say)
+            case Wake():
+                return await self._wake(order, say)
 
     # --- drain ------------------------------------------------------------------------------------------------
 
@@ -219,6 +228,54 @@ class Operations:
         await self._until_ready(process)
         await self._arrange()  # its answer tells that it has begun to meet the others
 
+    # --- sleep ------------------------------------------------------------------------------------------------
+
+    async def _sleep(self, order: Sleep, say: Say) -> Outcome:
+        patience = self._patience(order)
+        if order.level not in LEVELS:
+            raise BadInput(f"level: {order.level} came (allowed: 1 or 2)", field="level")
+        names = self._replicas(order.targets)
+        with self._claimed({stage_of(name) for name in names}, "sleep"):
+            new = {name: order.level for name in names if name not in self._deployment.asleep}
+            await self._arrange_asleep({**new, **self._deployment.asleep})
+            for name in names:
+                say(News(name, "draining"))
+            left = await self._until_idle(names, patience)
+            if left and not patience.is_forced:
+                await self._arrange_asleep(_without(self._deployment.asleep, new))
+                raise Unfinished(NOT_CLEAN, f"{_in_words(left, patience)}, so it stays awake (--force ends them)")
+            failed = (await self._rest(names, order.level))["failed"]
+            await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
+            for name in names:
+                say(News(name, "ready" if name in failed else "asleep"))
+            _raise_failed(failed)
+        return _done(f"{', '.join(names)}: asleep at level {order.level}", patience)
+
+    async def _wake(self, order: Wake, say: Say) -> Outcome:
+        names = self._replicas(order.targets) if order.targets else list(self._deployment.asleep)
+        if not self._deployment.asleep.keys() & set(names):
+            return Outcome(DONE, "nothing to do: none of them sleeps")
+        with self._claimed({stage_of(name) for name in names}, "wake"):
+            for name in names:
+                say(News(name, "waking"))
+            failed = (await self._rest(names, 0))["failed"]
+            await self._arrange_asleep(_without(self._deployment.asleep, set(names) - failed.keys()))
+            for name in names:
+                say(News(name, "asleep" if name in failed else "ready"))
+            _raise_failed(failed)
+        return Outcome(DONE, f"{', '.join(names)}: awake")
+
+    async def _rest(self, names: list[str], level: int) -> Any:
+        """Have engines sleep, or wake with level 0; return whom it failed with, and why."""
+        return await self._supervisor.ask("rest", lambda: {"actors": names, "level": level})
+
+    async def _arrange_asleep(self, asleep: dict[str, int]) -> None:
+        """Have these sleep and no others; where their stage says so, requests wait for them."""
+        stages = self._deployment.config.stages
+        awaited = {name for name in asleep if stages[stage_of(name)].while_asleep == "queue"}
+        returning = (self._deployment.returning - self._deployment.asleep.keys()) | awaited
+        await self._arrange(asleep=asleep, returning=returning)
+
     # --- scale ------------------------------------------------------------------------------------------------
 
     async def _scale(self, order: Scale, say: Say) -> Outcome:
@@ -288,6 +345,7 @@ class Operations:
             process.is_surplus = True
             await self._retire(process, patience)
         await self._arrange(drained=self._deployment.drained - {process.name})
+        await self._arrange_asleep(_without(self._deployment.asleep, {process.name}))
 
     async def _resize(self, stage: str, replicas: int) -> None:
         """Have a stage want so many replicas, and share the cores out anew; who runs keeps the share that it has."""
@@ -307,6 +365,7 @@ class Operations:
         other one.
         """
         given_back = set[str]() if name in self._deployment.drained else {name}
+        no_longer_returning = {name} - self._deployment.returning  # one that sleeps and is waited for stays so
 
         async def give_back() -> None:
             await self._arrange(drained=self._deployment.drained - given_back)
@@ -319,7 +378,8 @@ class Operations:
             yield give_back
         finally:
             await self._arrange(
-                drained=self._deployment.drained - given_back, returning=self._deployment.returning - {name}
+                drained=self._deployment.drained - given_back,
+                returning=self._deployment.returning - no_longer_returning,
             )
 
     async def _empty(self, process: Process, patience: _Patience) -> None:
@@ -381,7 +441,7 @@ class Operations:
     def _deployment(self) -> Deployment:
         return self._supervisor.deployment
 
-    def _patience(self, order: Drain | Restart | Scale) -> _Patience:
+    def _patience(self, order: Drain | Restart | Scale | Sleep) -> _Patience:
         timeout_s = self._deployment.config.drain_timeout_s if order.timeout_s is None else order.timeout_s
         if not 0 <= timeout_s < float("inf"):
             raise BadInput(f"timeout: {timeout_s:g} came (allowed: seconds, at least 0)", field="timeout")
@@ -466,6 +526,15 @@ class Operations:
             yield
         finally:
             self._supervisor.watchers.discard(tell)
+
+
+def _without(levels: dict[str, int], names: Collection[str]) -> dict[str, int]:
+    return {name: level for name, level in levels.items() if name not in names}
+
+
+def _raise_failed(failed: dict[str, str]) -> None:
+    if failed:
+        raise Unfinished(NOT_POSSIBLE, "; ".join(f"{name}: {why}" for name, why in failed.items()))
 
 
 def _in_words(left: dict[str, int], patience: _Patience) -> str:

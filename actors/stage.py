@@ -18,7 +18,7 @@ from omni_bus.client import BusClient
 from omni_bus.config.schema import StageConfig
 from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Stall, Start, Step, Suspend
 from omni_bus.core.member import Member, coordinator_peer
-from omni_bus.core.stage import EngineShape, StageCore
+from omni_bus.core.stage import EngineShape, StageCore, stage_failed
 from omni_bus.core.watchdog import WATCH
 from omni_bus.engine import Context, Engine, EngineRequest, SessionEngine, StepEngine, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, unknown_name
@@ -36,18 +36,20 @@ from omni_bus.wire.frames import (
     Lost,
     Ping,
     Refused,
+    Rest,
     StageStats,
     Welcome,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from omni_bus.core.effects import TimerKey
     from omni_bus.engine import Event
     from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.runtime.deployment import Deployment
     from omni_bus.wire.frames import AnyFrame
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,9 @@ ERRANDS = ".errands"
 
 DELIVER_S = 10.0
 """A peer that has not read its frames within this, once they are sent, is not reading."""
+
+MEASURE_S = 0.5
+"""An engine that is in a longer step is not waited for: the coordinator wants an answer within a second."""
 
 CLOSE_S = 2.0
 """An engine gets so long to end its generators and to close; its supervisor waits a little longer."""
@@ -120,7 +125,18 @@ class StageActor:
             replica=replica,
             live=lambda: self._core.running,
             stats=lambda: self.stats,
+            linked=lambda: self._driver.linked,
+            metrics=lambda: self._metrics,
         )
+        self._metrics: tuple[Metric, ...] = ()
+        """What the engine measured when it was last asked."""
+        self._measuring: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._level = 0
+        """At which the engine sleeps; 0 is awake."""
+        self._resting = asyncio.Lock()
+        self._rests: set[int] = set()
+        """Numbers of the orders to sleep or wake that are being carried out."""
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
@@ -132,7 +148,7 @@ class StageActor:
             OmniBusError: what the engine says to the person who starts the deployment.
         """
         await self._thread.run(lambda: self.engine.load(self._report))
-        self._perform(self._member.ready())
+        self._perform(self._member.ready(self.engine.context_length))
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 
     @property
@@ -158,6 +174,8 @@ class StageActor:
         """Say goodbye, end what runs, close the engine and the sockets; an engine that hangs is left behind."""
         if not self._has_left:
             self._perform(self._member.goodbye("stopped"))
+        for task in self._answering:
+            task.cancel()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._host.close()
@@ -197,10 +215,62 @@ class StageActor:
         match frame:
             case Chunk() | Credit():
                 self._perform(self._core.on_frame(sender, frame, now))
+            case Ping(wants_metrics=True) if self._member.is_ready:
+                self._in_background(self._answer_measured(frame))
+            case Rest():
+                self._in_background(self._rest(frame))
             case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
+
+    def _in_background(self, answer: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(answer)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _rest(self, order: Rest) -> None:
+        """Have the engine sleep or wake. An order that comes again while it is carried out is answered once."""
+        if order.number in self._rests and order.number:
+            return
+        self._rests.add(order.number)
+        try:
+            async with self._resting:
+                error = await self._have_rested(order.level)
+        finally:
+            self._rests.discard(order.number)
+        self._perform(self._member.rested(order.number, error))
+
+    async def _have_rested(self, level: int) -> OmniBusError | None:
+        if level == self._level:
+            return None
+        if level and self._level:
+            return BadInput(f"level: {level} came while it sleeps at level {self._level} (allowed: 0)", field="level")
+        call = (lambda: self.engine.sleep(level)) if level else (lambda: self.engine.wake(self._report))
+        try:
+            await self._thread.run(call)
+        except OmniBusError as error:
+            return error
+        except Exception as error:  # the order has failed; the process goes on
+            logger.exception("the engine could not rest", extra={"fields": {"level": level}})
+            return stage_failed(error, self._stage)
+        self._level = level
+        self._metrics = ()
+        logger.info("engine rests" if level else "engine is awake", extra={"fields": {"level": level}})
+        return None
+
+    async def _answer_measured(self, ping: Ping) -> None:
+        """Answer with what the engine measures, or measured last if it is in the middle of a long step."""
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait({self._measuring}, timeout=MEASURE_S)
+        self._perform(self._member.on_frame(ping, self._driver.now))
+
+    async def _measure(self) -> None:
+        try:
+            self._metrics = tuple(await self._thread.run(self.engine.metrics))
+        except Exception:  # an engine that can't tell goes on serving
+            logger.exception("the engine could not be measured")
 
     def _on_unsent(self, request: RequestId, error: OmniBusError) -> None:
         self._perform(self._core.on_unsent(request, error, self._driver.now))

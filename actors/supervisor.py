@@ -160,6 +160,8 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._deaths: deque[tuple[Peer, bool]] = deque(maxlen=MAX_DEATHS)
         """Incarnations that ended, and whether all that each had sent has arrived."""
+        self._clients: set[str] = set()
+        """Who may have requests, by the word of all coordinators so far."""
         self.watchers: set[Callable[[Process], None]] = set()
         """Called with each process that changes its phase."""
         self.processes = self._plan()
@@ -385,13 +387,14 @@ class Supervisor:
         self._tell_change(process)
 
     def _awaited(self, process: Process) -> list[str]:
-        """Tell a coordinator that comes after another who serves already, and will say hello to it."""
+        """Tell a coordinator that comes after another who serves or asks already, and will say hello to it."""
         if process.name != COORDINATOR or not self._started.done():
             return []
         serving = (
             other for other in self.processes if other.is_stage and other.is_running and other.ready_at is not None
         )
-        return [f"--awaits={other.name}" for other in serving]
+        clients = [f"--awaits-client={name}" for name in sorted(self._clients)]
+        return [f"--awaits={other.name}" for other in serving] + clients
 
     def _threads(self, process: Process) -> int:
         return self._deployment.threads[stage_of(process.name)] if process.is_stage else 1
@@ -437,6 +440,10 @@ class Supervisor:
                     if other.name == name:
                         other.bindable = int(incarnation, 16)
                         self._compare(other)
+            case {"event": "client joined", "name": str(name)}:
+                self._clients.add(name)
+            case {"event": "client left", "name": str(name)}:
+                self._clients.discard(name)
             case {"event": "start failed", "error": str(error)}:
                 process.error = error
                 if "traceback" in fields or self._started.done():

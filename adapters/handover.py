@@ -1,15 +1,18 @@
-"""Payloads from a thread that computes to the loop that sends them."""
+"""Between threads that compute and the loop that sends what they made."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
     from omni_bus.wire.payloads import Payload
+
+T = TypeVar("T")
 
 NUM_PIECES = 8
 """Pieces between the thread and the loop; more would only hide that the reader is slow."""
@@ -49,6 +52,24 @@ class Handover:
         """Say from the loop that nothing more is taken."""
         self.is_closed = True
         self._room.release()
+
+
+async def on_thread(pool: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> T:
+    """Run a call on a pool's thread; a cancel waits for its end there, so that nothing is left running."""
+    call = pool.submit(function, *args)
+    future = asyncio.wrap_future(call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if not call.cancel():  # it has begun
+            await asyncio.wait([future])
+        raise
+
+
+async def error_of(call: asyncio.Future[Any]) -> BaseException | None:
+    """Wait for a call's end and return what it raised."""
+    await asyncio.wait([call])
+    return call.exception()
 
 
 def start_threads(pool: ThreadPoolExecutor, num_threads: int) -> None:

@@ -8,26 +8,25 @@ is slow (lexicons). It fetches voices that are not there from the network; that 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.sentences import SentenceSplitter
+from adapters.handover import on_thread
+from adapters.sentences import sentences_of
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed, unknown_name
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Blob, Payload, Text, kind_of
+from omni_bus.wire.payloads import Audio, Blob, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from omni_bus.engine import Context, Report
 
     Samples = npt.NDArray[np.float32]
-
-T = TypeVar("T")
 
 RATE_HZ = 24_000
 PIECE_FRAMES = RATE_HZ // 4
@@ -81,6 +78,7 @@ class HibariVoice(StreamingEngine):
     """
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"audio": "audio"}
     Options: ClassVar[type[msgspec.Struct]] = HibariOptions
     Params: ClassVar[type[msgspec.Struct]] = HibariParams
@@ -98,8 +96,13 @@ class HibariVoice(StreamingEngine):
         missing = [name for name in ("hibari", "sentencex") if importlib.util.find_spec(name) is None]
         if missing:
             return [f"adapter: hibari needs {' and '.join(missing)} ({INSTALL_ENGINE})"]
-        known = _known_voices()
+        known = _registry().VOICES
         return [] if options.voice in known else [f"voice: {unknown_name('voice', options.voice, known).message}"]
+
+    @classmethod
+    def voices(cls, options: HibariOptions) -> tuple[str, ...]:
+        """Return the voices on this machine."""
+        return _voices_here()
 
     def load(self, report: Report) -> None:
         """Load the stage's voice and speak once.
@@ -125,10 +128,14 @@ class HibariVoice(StreamingEngine):
             self._thread.submit(_samples_blocking, voice, phonemes, 1.0, _generator(0)).result()
         report("warm-up", 1.0)
 
+    def unload(self) -> None:
+        """Give the voices back."""
+        self._voices.clear()
+
     def close(self) -> None:
         """Give the voices and the thread back."""
         self._thread.shutdown()
-        self._voices.clear()
+        self.unload()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Speak one text; text without anything to speak gives no audio and still finishes.
@@ -137,27 +144,16 @@ class HibariVoice(StreamingEngine):
             BadInput: an unknown voice (lists those that are there), or input that isn't text.
         """
         params: HibariParams = request.params
-        voice = await self._on_thread(self._voice_blocking, params.voice or self.options.voice)
+        voice = await on_thread(self._thread, self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
-        async for sentence in _sentences(inputs):
-            for phonemes in await self._on_thread(_phonemes_blocking, voice, sentence):
-                samples = await self._on_thread(_samples_blocking, voice, phonemes, params.speed, generator)
+        async for sentence in sentences_of(inputs):
+            for phonemes in await on_thread(self._thread, _phonemes_blocking, voice, sentence):
+                samples = await on_thread(self._thread, _samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
                 for piece in _pieces(samples):
                     yield "audio", piece
         yield Finish(detail={"seconds": num_frames / RATE_HZ})
-
-    async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a call on the engine's thread; a cancel waits for its end there, so that nothing is left running."""
-        call = self._thread.submit(function, *args)
-        future = asyncio.wrap_future(call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                await asyncio.wait([future])
-            raise
 
     def _voice_blocking(self, name: str) -> Any:
         """Return a voice, loading it at its first use.
@@ -167,9 +163,8 @@ class HibariVoice(StreamingEngine):
         """
         if name not in self._voices:
             from hibari import Hibari
-            from hibari.voices import VOICES, voice_path
 
-            available = [voice for voice in VOICES if _is_available(voice_path, voice)]
+            available = _voices_here()
             if name not in available:
                 raise unknown_name("voice", name, available, field="voice")
             voice = Hibari(voice=name)
@@ -179,10 +174,23 @@ class HibariVoice(StreamingEngine):
         return self._voices[name]
 
 
-def _known_voices() -> list[str]:
-    spec = importlib.util.find_spec("hibari")
-    folders = spec.submodule_search_locations if spec is not None else None
-    return [name for folder in folders or () for name in json.loads((Path(folder) / "assets/voices.json").read_text())]
+def _registry() -> Any:
+    """Return hibari's module of voices by itself: the package around it imports its whole engine."""
+    package = importlib.util.find_spec("hibari")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0]) / "voices.py"
+    spec = importlib.util.spec_from_file_location("hibari_voices", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _voices_here() -> tuple[str, ...]:
+    registry = _registry()
+    return tuple(voice for voice in registry.VOICES if _is_available(registry.voice_path, voice))
 
 
 def _is_available(voice_path: Callable[..., str], name: str) -> bool:
@@ -209,17 +217,6 @@ def _generator(seed: int | None) -> np.random.Generator:
     import numpy as np
 
     return np.random.default_rng(seed)
-
-
-async def _sentences(inputs: Inputs) -> AsyncIterator[str]:
-    splitter = SentenceSplitter()
-    async for payload in inputs.port("text"):
-        if not isinstance(payload, Text):
-            raise BadInput(f"text: {kind_of(payload)} came (allowed: text)", field="text")
-        for sentence in splitter.feed(payload.text):
-            yield sentence
-    for sentence in splitter.end():
-        yield sentence
 
 
 def _phonemes_blocking(voice: Any, sentence: str) -> list[str]:

@@ -78,7 +78,7 @@ UNHONOURED = (
 )
 """Parameters that its server doesn't have."""
 
-HONOURS = PLAIN | {"tools", "tool_choice"}
+HONOURS = PLAIN | {"text", "token_ids", "tools", "tool_choice"}
 """Fields of a `Prompt`; tools are described in a system message, whatever the model's chat template knows of them."""
 
 
@@ -121,6 +121,7 @@ class LlamaCpp(StreamingEngine):
     """
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json"}
     Options: ClassVar[type[msgspec.Struct]] = LlamaCppOptions
     Params: ClassVar[type[msgspec.Struct]] = SamplingParams
@@ -166,6 +167,7 @@ class LlamaCpp(StreamingEngine):
                 self._server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue] (compiled)
             except RuntimeError as error:
                 raise StartFailed(f"llama.cpp can't load {path}: {error}") from error
+        self.context_length = self.options.context_length
         report("weights", 1.0)
         report("warm-up", 0.0)
         start_threads(self._pool, self.max_num_seqs)
@@ -200,15 +202,19 @@ class LlamaCpp(StreamingEngine):
     def _warm_up(self) -> None:
         completion = _Completion(None)
         completion.run_blocking(
-            self._server, self._body([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=1))
+            self._server, self._body(SamplingParams(max_tokens=1)) | {"messages": [{"role": "user", "content": "Hi"}]}
         )
         if completion.error is not None:
             raise StartFailed(f"the model can't answer: {completion.error.message}") from completion.error
 
+    def unload(self) -> None:
+        """Give the weights back."""
+        self._server = None
+
     def close(self) -> None:
         """Give the weights and threads back."""
         self._pool.shutdown()
-        self._server = None
+        self.unload()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Answer one conversation.
@@ -223,7 +229,7 @@ class LlamaCpp(StreamingEngine):
         params: SamplingParams = request.params
         refuse_unhonoured(params, UNHONOURED, "llamacpp")
         prompt = await self._read_prompt(inputs)
-        body = self._body(self._messages(prompt), params)
+        body = self._body(params) | self._question(prompt, params)
         if (grammar := self._grammar(prompt, params)) is not None:
             body["grammar"] = grammar
         loop = asyncio.get_running_loop()
@@ -258,6 +264,8 @@ class LlamaCpp(StreamingEngine):
             prompt = read_prompt(payload, "llamacpp", HONOURS)
         if prompt is None:
             raise BadInput("prompt: nothing came (allowed: one json payload with messages)", field="prompt")
+        if prompt.text == "":
+            raise BadInput("text: an empty one came (allowed: at least one token)", field="text")
         check_fields(prompt)
         return prompt
 
@@ -276,10 +284,18 @@ class LlamaCpp(StreamingEngine):
         check_grammar(grammar, field)
         return f"%llguidance {{}}\n{grammar}"
 
-    def _body(self, messages: list[dict[str, Any]], params: SamplingParams) -> dict[str, Any]:
+    def _question(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
+        """Return what is asked, and how tokens are told of, which differs between chats and completions."""
+        if prompt.messages:
+            # Without candidates it tells nothing of the token itself either.
+            told = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": max(params.logprobs, 1)}
+            return {"messages": self._messages(prompt), **told}
+        told = {} if params.logprobs is None else {"logprobs": max(params.logprobs, 1)}
+        return {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids, **told}
+
+    def _body(self, params: SamplingParams) -> dict[str, Any]:
         """Return a request in the form of llama.cpp's server; every sampling field is said, its own defaults differ."""
         body: dict[str, Any] = {
-            "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_progress": True,
@@ -303,9 +319,6 @@ class LlamaCpp(StreamingEngine):
             body["seed"] = params.seed
         if params.logit_bias:
             body["logit_bias"] = [[int(id_), bias] for id_, bias in params.logit_bias.items()]
-        if params.logprobs is not None:
-            # Without candidates it tells nothing of the token itself either.
-            body |= {"logprobs": True, "top_logprobs": max(params.logprobs, 1)}
         return body
 
 
@@ -360,7 +373,8 @@ class _Completion:
         """Run to the end, or to the first callback after the handover was closed; never raises."""
         try:
             if self._handover is None or not self._handover.is_closed:
-                server.handle_chat_completions(body, self._on_chunk)
+                handle = server.handle_completions if "prompt" in body else server.handle_chat_completions
+                handle(body, self._on_chunk)
                 if self.error is None:
                     self._put(self._parts.flush())
         except ValueError as error:  # the chat template's own refusal, raised before the model runs
@@ -386,7 +400,7 @@ class _Completion:
             return
         for choice in chunk["choices"]:
             self._reason = choice["finish_reason"] or self._reason
-            if text := choice["delta"].get("content"):
+            if text := choice["delta"].get("content") if "delta" in choice else choice["text"]:
                 timings = chunk["timings"]
                 self._num_tokens = timings["predicted_n"]
                 self._usage = Usage(timings["prompt_n"] + timings["cache_n"], self._num_tokens, timings["cache_n"])
@@ -425,6 +439,10 @@ def _read_error(error: dict[str, Any]) -> OmniBusError:
     if error.get("type") == "exceed_context_size_error":
         num_tokens, limit = error.get("n_prompt_tokens"), error.get("n_ctx")
         return BadInput(f"messages: the prompt has {num_tokens} tokens (allowed: at most {limit})", field="messages")
+    if error.get("message") == "Prompt contains invalid tokens":
+        return BadInput(
+            "token_ids: one is not a token of the model (allowed: those of its vocabulary)", field="token_ids"
+        )
     return StageFailed(f"llama.cpp: {_short(error.get('message'))}")
 
 

@@ -8,13 +8,14 @@ word is settled when it ended a second ago and three looks found it the same; wh
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.own_thread import OwnThread
+from adapters.handover import on_thread
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed
@@ -75,7 +76,7 @@ class PocketSphinx(StreamingEngine):
     def __init__(self, options: PocketSphinxOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = OwnThread("pocketsphinx")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pocketsphinx")
         self._idle: list[Any] = []
         """Decoders that no request has."""
         self._cepstral_mean = ""
@@ -103,14 +104,14 @@ class PocketSphinx(StreamingEngine):
             message = f"pocketsphinx can't be imported ({INSTALL_ENGINE}, {INSTALL_SOXR}): {error}"
             raise StartFailed(message) from error
         report("weights", 0.0)
-        decoder = self._thread.run_blocking(_decoder_blocking)
+        decoder = self._thread.submit(_decoder_blocking).result()
         self._cepstral_mean = decoder.get_cmn()
         self._idle.append(decoder)
         report("weights", 1.0)
 
     def close(self) -> None:
         """Give the decoders and the thread back."""
-        self._thread.close()
+        self._thread.shutdown()
         self._idle.clear()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
@@ -122,7 +123,7 @@ class PocketSphinx(StreamingEngine):
         language = request.params.language
         if language not in (None, "en"):
             raise BadInput(f"language: {language[:40]!r} came (allowed: en)", field="language")
-        decoder = self._idle.pop() if self._idle else await self._thread.run(_decoder_blocking)
+        decoder = self._idle.pop() if self._idle else await on_thread(self._thread, _decoder_blocking)
         decoder.set_cmn(self._cepstral_mean)  # what it learnt of another speaker's channel
         heard, num_samples = _Heard(decoder), 0
         try:
@@ -130,14 +131,14 @@ class PocketSphinx(StreamingEngine):
                 async for samples in speech:
                     num_samples += len(samples)
                     for start in range(0, len(samples), LOOK):
-                        await self._thread.run(heard.feed_blocking, samples[start : start + LOOK])
+                        await on_thread(self._thread, heard.feed_blocking, samples[start : start + LOOK])
                         for output in heard.take(request.outputs):
                             yield output
-            await self._thread.run(heard.end_blocking)
+            await on_thread(self._thread, heard.end_blocking)
             for output in heard.take(request.outputs):
                 yield output
         finally:
-            await self._thread.run(heard.close_blocking)
+            await on_thread(self._thread, heard.close_blocking)
             self._idle.append(decoder)
         yield Finish(detail={"seconds": num_samples / RATE_HZ, "language": "en"})
 

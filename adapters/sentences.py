@@ -9,8 +9,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from omni_bus.errors import BadInput
+from omni_bus.wire.payloads import Text, kind_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from omni_bus.engine import Inputs
 
 MAX_SENTENCE_CHARS = 240
 """A longer one is cut. English has about one phoneme a character, and hibari's authors cut at 400 phonemes."""
@@ -127,6 +132,35 @@ class SentenceSplitter:
             if sentence[-1].isspace():
                 break
         return end
+
+
+async def sentences_of(inputs: Inputs) -> AsyncIterator[str]:
+    """Yield what is to be spoken of the input port ``text``; takes no piece before the sentences so far are taken.
+
+    Raises:
+        BadInput: something else than text came.
+    """
+    splitter = SentenceSplitter()
+    async for payload in inputs.port("text"):
+        if not isinstance(payload, Text):
+            raise BadInput(f"text: {kind_of(payload)} came (allowed: text)", field="text")
+        for sentence in splitter.feed(payload.text):
+            yield sentence
+    for sentence in splitter.end():
+        yield sentence
+
+
+def written_out(text: str) -> str:
+    """Return English with dates, times, units, ranges and abbreviations as words, as hibari reads them.
+
+    For voices that don't do it by themselves; plain numbers are left to them.
+    """
+    from hibari.g2p.normalize import normalize
+
+    try:
+        return normalize(text)
+    except (ValueError, LookupError):  # it stumbles over odd digits
+        return text
 
 
 def _find_cut(text: str) -> int:

@@ -7,13 +7,14 @@ the state of one stream, so one is kept for each request that is open.
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from adapters.own_thread import OwnThread
+from adapters.handover import on_thread
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from adapters.speech_segments import FRAME, Segmenter, SegmentOptions
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -63,7 +64,7 @@ class SileroVad(StreamingEngine):
     def __init__(self, options: SileroVadOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = OwnThread("silero-vad")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="silero-vad")
         self._idle: list[Any] = []
         """Models that no request has, each as new."""
 
@@ -90,12 +91,12 @@ class SileroVad(StreamingEngine):
             message = f"silero-vad can't be imported ({INSTALL_ENGINE}, {INSTALL_SOXR}): {error}"
             raise StartFailed(message) from error
         report("weights", 0.0)
-        self._idle.append(self._thread.run_blocking(_model_blocking))
+        self._idle.append(self._thread.submit(_model_blocking).result())
         report("weights", 1.0)
 
     def close(self) -> None:
         """Give the models and the thread back."""
-        self._thread.close()
+        self._thread.shutdown()
         self._idle.clear()
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
@@ -109,11 +110,11 @@ class SileroVad(StreamingEngine):
         model = self._idle.pop() if self._idle else None
         try:
             if model is None:
-                model = await self._thread.run(_model_blocking)
+                model = await on_thread(self._thread, _model_blocking)
             frames = _Frames(model)
             async with aclosing(speech_of(inputs)) as speech:
                 async for samples in speech:
-                    for probability in await self._thread.run(frames.feed_blocking, samples):
+                    for probability in await on_thread(self._thread, frames.feed_blocking, samples):
                         for found in segmenter.feed(probability):
                             if found.port in request.outputs:
                                 yield found.port, Json(found.value)

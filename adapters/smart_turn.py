@@ -7,6 +7,7 @@ real speech: where a synthesiser is cut off, its voice often falls as at the end
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from adapters.own_thread import OwnThread
+from adapters.handover import on_thread
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from adapters.whisper import INSTALL_ENGINE as INSTALL_FEATURES
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -69,7 +70,7 @@ class SmartTurn(StreamingEngine):
     def __init__(self, options: SmartTurnOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = OwnThread("smart-turn")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="smart-turn")
         self._session: Any = None
         self._features: Any = None
 
@@ -116,12 +117,12 @@ class SmartTurn(StreamingEngine):
         self._features = FeatureExtractor(chunk_length=WINDOW_S)
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._thread.run_blocking(self._judge_blocking, [np.zeros(RATE_HZ, np.float32)])
+        self._thread.submit(self._judge_blocking, [np.zeros(RATE_HZ, np.float32)]).result()
         report("warm-up", 1.0)
 
     def close(self) -> None:
         """Give the model and the thread back."""
-        self._thread.close()
+        self._thread.shutdown()
         self._session = None
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
@@ -140,7 +141,7 @@ class SmartTurn(StreamingEngine):
                     num_samples -= len(pieces.pop(0))
         if not num_samples:
             raise BadInput("audio: no sound came (allowed: some)", field="audio")
-        probability = await self._thread.run(self._judge_blocking, pieces)
+        probability = await on_thread(self._thread, self._judge_blocking, pieces)
         threshold = request.params.threshold or self.options.threshold
         if "turn" in request.outputs:
             yield "turn", Json({"probability": probability, "is_complete": probability >= threshold})

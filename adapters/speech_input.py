@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from adapters.sound import mono
 from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Audio, kind_of
 
@@ -48,14 +49,9 @@ class SpeechInput:
         if not isinstance(payload, Audio):
             raise BadInput(f"audio: {kind_of(payload)} came (allowed: audio)", field="audio")
         self._begin(payload)
-        if payload.format == "s16":
-            samples = np.frombuffer(payload.data.view, "<i2").astype(np.float32) / 32768.0
-        else:
-            samples = np.frombuffer(payload.data.view, "<f4").astype(np.float32)
-            if not np.isfinite(samples).all():
-                raise BadInput("audio: samples came that are no numbers (allowed: from -1 to 1)", field="audio")
-        if payload.channels > 1:
-            samples = samples.reshape(-1, payload.channels).mean(axis=1, dtype=np.float32)
+        samples = mono(payload)
+        if not np.isfinite(samples).all():
+            raise BadInput("audio: samples came that are no numbers (allowed: from -1 to 1)", field="audio")
         return samples if self._resampler is None else self._resampler.resample_chunk(samples)
 
     def end(self) -> Samples:

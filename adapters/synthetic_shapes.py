@@ -136,6 +136,7 @@ class SyntheticSteps(StepEngine):
     """What the synthetic step and session engines share: a workload, and a batch on which it is spent."""
 
     Options: ClassVar[type[msgspec.Struct]] = StepOptions
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
 
     def __init__(self, options: StepOptions, context: Context) -> None:
         super().__init__(options, context)
@@ -152,6 +153,9 @@ class SyntheticSteps(StepEngine):
     def load(self, report: Report) -> None:
         """Take the time that the options say."""
         self._workload.load(report)
+
+    def unload(self) -> None:
+        """Give nothing back, for there is nothing; `wake` takes the time of a load again."""
 
     def close(self) -> None:
         """End every hang and wait; harmless when repeated."""
@@ -179,6 +183,8 @@ class SyntheticStream(StreamingEngine):
 
     Options: ClassVar[type[msgspec.Struct]] = StreamingOptions
 
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
+
     def __init__(self, options: StreamingOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
@@ -197,6 +203,9 @@ class SyntheticStream(StreamingEngine):
     def load(self, report: Report) -> None:
         """Take the time that the options say."""
         self._workload.load(report)
+
+    def unload(self) -> None:
+        """Give nothing back, for there is nothing; `wake` takes the time of a load again."""
 
     def close(self) -> None:
         """End every hang and wait; harmless when repeated."""

@@ -62,6 +62,7 @@ class TransformersEmbedding(StepEngine):
     """A text or token ids in, a vector out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = {"embedding": "tensor"}
     Options = EmbeddingOptions
 
@@ -100,7 +101,7 @@ class TransformersEmbedding(StepEngine):
         self._tokenizer = loader.part("loading tokenizer", AutoTokenizer)
         self._model = loader.weights(AutoModel)
         self._device = loader.device
-        self._context_length = loader.context_length(self._model, self.options.context_length)
+        self.context_length = self._context_length = loader.context_length(self._model, self.options.context_length)
         self._max_characters = self._context_length * max(map(len, self._tokenizer.get_vocab()))
         report("warming up", 0.0)
         try:

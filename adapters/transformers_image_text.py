@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from adapters.handover import Handover, start_threads
+from adapters.handover import Handover, error_of, start_threads
 from adapters.logprobs import logprobs_of, with_token_first
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, adds_special_tokens, vocabulary_of
@@ -55,6 +55,7 @@ class TransformersImageText(StreamingEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = EMITS
     Options = ImageTextOptions
     Params = SamplingParams
@@ -90,12 +91,13 @@ class TransformersImageText(StreamingEngine):
         if tokenizer is None or getattr(self._processor, "image_processor", None) is None:
             raise loader.refused("its processor reads no pictures and text")
         model = loader.weights(AutoModelForImageTextToText)
+        self.context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             NAME,
             self.options,
             vocabulary_of(loader, model, tokenizer),
             template_owner=self._processor,
-            context_length=loader.context_length(model, self.options.context_length),
+            context_length=self.context_length,
             device=loader.device,
             media=("images", "video"),
         )
@@ -120,10 +122,14 @@ class TransformersImageText(StreamingEngine):
             raise loader.refused(f"it can't answer: {error.message}") from error
         report("warming up", 1.0)
 
+    def unload(self) -> None:
+        """Let go of the weights."""
+        self._modules = queue.SimpleQueue()
+
     def close(self) -> None:
         """Let go of the weights and the threads."""
         self._threads.shutdown()
-        self._modules = queue.SimpleQueue()
+        self.unload()
 
     @property
     def num_active(self) -> int:
@@ -162,15 +168,10 @@ class TransformersImageText(StreamingEngine):
         finally:
             handover.close()
             # Shielded: a second cancel must not make the slot look free while the thread still holds it.
-            error = await asyncio.shield(_error_of(call))
+            error = await asyncio.shield(error_of(call))
         if error is not None:
             raise error
         yield call.result()
-
-
-async def _error_of(call: asyncio.Future[Finish]) -> BaseException | None:
-    await asyncio.wait([call])
-    return call.exception()
 
 
 class _Generation:

@@ -100,8 +100,13 @@ class ModelLoader:
         except (OSError, ValueError, ImportError) as error:
             raise self._failed(error) from error
 
-    def weights(self, auto_class: Any, **arguments: Any) -> Any:
+    def weights(self, auto_class: Any, *, is_complete: bool = False, **arguments: Any) -> Any:
         """Load the model itself, ready to answer.
+
+        Args:
+            auto_class: of transformers.
+            is_complete: refuse a checkpoint that lacks weights, instead of drawing them at random.
+            arguments: for its `from_pretrained`.
 
         Raises:
             StartFailed: it can't be.
@@ -114,9 +119,12 @@ class ModelLoader:
             os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
         self._report("loading weights", 0.0)
         try:
-            model: Any = auto_class.from_pretrained(self.folder, dtype=dtype, **arguments)
+            model: Any
+            model, found = auto_class.from_pretrained(self.folder, dtype=dtype, output_loading_info=True, **arguments)
         except (OSError, ValueError, ImportError) as error:
             raise self._failed(error) from error
+        if is_complete and (missing := sorted(found["missing_keys"])):
+            raise self.refused(f"its checkpoint lacks {len(missing)} weights, {missing[0]} among them")
         self._report("loading weights", 0.8)
         model = model.to(self.device).eval()
         self._report("loading weights", 1.0)

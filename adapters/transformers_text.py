@@ -125,6 +125,7 @@ class TransformersText(StepEngine):
     """A causal language model: chat messages in, text out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json"}
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     emits: ClassVar[dict[str, str]] = EMITS
     Options = TransformersTextOptions
     Params = SamplingParams
@@ -172,7 +173,7 @@ class TransformersText(StepEngine):
         register_attention()
         model = loader.weights(AutoModelForCausalLM, attn_implementation=ATTENTION)
         self._check_layers(loader, model.config.get_text_config())
-        self._context_length = loader.context_length(model, self.options.context_length)
+        self.context_length = self._context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             "transformers",
             self.options,

@@ -7,6 +7,7 @@ is four times as fast with the same weights.
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -15,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters import whisper_tiny
-from adapters.own_thread import OwnThread
+from adapters.handover import on_thread
 from adapters.speech_chunks import Chunk, chunks_of
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ
 from adapters.transformers_model import INSTALL_ENGINE
@@ -76,7 +77,7 @@ class TransformersWhisper(StreamingEngine):
     def __init__(self, options: TransformersWhisperOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = OwnThread("whisper")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="whisper")
         self._model: Any = None
         self._tokenizer: Any = None
         self._features: Any = None
@@ -133,12 +134,12 @@ class TransformersWhisper(StreamingEngine):
         self._model.generation_config.max_length = None  # requests have a limit of their own
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._thread.run_blocking(self._warm_up_blocking)
+        self._thread.submit(self._warm_up_blocking).result()
         report("warm-up", 1.0)
 
     def close(self) -> None:
         """Give the model and the thread back."""
-        self._thread.close()
+        self._thread.shutdown()
         self._model = None
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
@@ -152,7 +153,7 @@ class TransformersWhisper(StreamingEngine):
         number, num_tokens, end_s = 0, 0, 0.0
         async with aclosing(chunks_of(inputs, has_plan="segments" in request.inputs)) as chunks:
             async for chunk in chunks:
-                text, tokens = await self._thread.run(self._read_blocking, chunk, params)
+                text, tokens = await on_thread(self._thread, self._read_blocking, chunk, params)
                 end_s = chunk.end_s
                 if not text.strip():
                     continue

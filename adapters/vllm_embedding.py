@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from adapters.token_bytes import TokenBytes
-from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine, modalities_of
+from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import HONOURED, VllmPrompt, read_inputs, rendered_of
 from adapters.vllm_text import EXIT_BROKEN, find_template, lora_request, submit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class VllmEmbedding(StepEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
     emits: ClassVar[dict[str, str]] = {"embedding": "tensor", "hidden_states": "hidden", "rendered": "json"}
     Options = VllmOptions
     Params = EmbeddingParams
@@ -85,6 +88,7 @@ class VllmEmbedding(StepEngine):
     _engine: Any = None
     _tokenizer: Any
     _template: str | None
+    _modalities: frozenset[str] | None
     _table: TokenBytes
     _context_length: int
 
@@ -93,6 +97,7 @@ class VllmEmbedding(StepEngine):
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.num_resident
         self._running: dict[RequestId, _Running] = {}
+        self._sleep = VllmSleep()
 
     @classmethod
     def num_slots(cls, options: VllmOptions) -> int:
@@ -120,8 +125,9 @@ class VllmEmbedding(StepEngine):
         config = self._engine.vllm_config.model_config
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
+        self._modalities = modalities_of(self._engine)
         self._table = TokenBytes(self._tokenizer)
-        self._context_length = config.max_model_len
+        self.context_length = self._context_length = config.max_model_len
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Take a request.
@@ -141,6 +147,7 @@ class VllmEmbedding(StepEngine):
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
+            modalities=self._modalities,
         )
         num_tokens = len(prompt.token_ids)
         if not 0 < num_tokens <= self._context_length:
@@ -216,6 +223,22 @@ class VllmEmbedding(StepEngine):
         running = self._running.pop(request, None)
         if running is not None and running.awaited:
             self._engine.abort_request(list(running.awaited))
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return vLLM's own measures; nothing with `disable_log_stats`."""
+        return engine_metrics(self._engine)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, by vLLM's own sleep mode where that is enabled, else (level 2) by closing it.
+
+        Raises:
+            BadInput: level 1 without that mode.
+        """
+        self._sleep.sleep(self._engine, level, self.close)
+
+    def wake(self, report: Report) -> None:
+        """Be ready again."""
+        self._sleep.wake(self._engine, lambda: self.load(report))
 
     def close(self) -> None:
         """Let go of the model and its memory."""

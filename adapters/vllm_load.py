@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapters import smollm2
 from adapters.vllm_options import arguments_of, problems_of
-from omni_bus.errors import StartFailed
+from omni_bus.errors import BadInput, StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from adapters.vllm_options import VllmOptions
     from omni_bus.engine import Context, Report
@@ -62,9 +63,73 @@ def load_engine(options: VllmOptions, context: Context, report: Report, *, adapt
             AssertionError,
             ImportError,
         ) as error:
-            raise StartFailed(f"vLLM can't start '{options.model}': {error}", field="model") from error
+            raise StartFailed(f"vLLM can't start '{options.model}': {error}{_hint(error)}", field="model") from error
     _remove_rendezvous(engine)
     return engine
+
+
+def modalities_of(engine: Any) -> frozenset[str] | None:
+    """Return what the model reads besides text, by vLLM's names (``image``); None where this vLLM doesn't tell."""
+    if not engine.vllm_config.model_config.is_multimodal_model:
+        return frozenset()
+    processor = getattr(getattr(engine, "renderer", None), "mm_processor", None)
+    return None if processor is None else frozenset(processor.info.get_supported_mm_limits())
+
+
+class VllmSleep:
+    """Puts vLLM to sleep and wakes it: by its own sleep mode where it has one, else by closing and loading it.
+
+    vLLM's own is for accelerators, and has to be there from the start (`enable_sleep_mode`).
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        """Of vLLM's own sleep mode; 0 for a closed engine and one that is awake."""
+
+    def sleep(self, engine: Any, level: int, close: Callable[[], None]) -> None:
+        """Give memory back; `close` is called where that is the only way.
+
+        Raises:
+            BadInput: vLLM has no sleep mode here, and to close it keeps no weights.
+        """
+        if _has_sleep_mode(engine):
+            engine.sleep(level)
+            self._level = level
+            return
+        if level == 1:
+            from vllm.platforms import current_platform
+
+            why = "vLLM has no sleep mode on a CPU" if current_platform.is_cpu() else "1 needs enable_sleep_mode"
+            raise BadInput(f"level: 1 came (allowed: 2; {why})", field="level")
+        close()
+        gc.collect()
+
+    def wake(self, engine: Any, load: Callable[[], None]) -> None:
+        """Be as before; `load` is called where the engine was closed."""
+        if not self._level:
+            load()
+            return
+        engine.wake_up(["weights"])
+        if self._level == 2:
+            engine.collective_rpc("reload_weights")
+        engine.wake_up(["kv_cache"])
+        self._level = 0
+
+
+def _has_sleep_mode(engine: Any) -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(engine.vllm_config.model_config.enable_sleep_mode) and not current_platform.is_cpu()
+
+
+def _hint(error: Exception) -> str:
+    """Return what helps where vLLM's own words don't."""
+    if "failed to be inspected" not in str(error) or importlib.util.find_spec("torchvision") is not None:
+        return ""
+    return (
+        "; vLLM's own code for this model may need torchvision, which is not installed: engine = { model_impl = "
+        '"transformers" } takes that of transformers'
+    )
 
 
 def close_engine(engine: Any) -> None:

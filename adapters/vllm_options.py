@@ -239,7 +239,6 @@ def arguments_of(options: VllmOptions, model: str, *, is_cpu: bool) -> dict[str,
         "model": model,
         "max_num_seqs": options.max_num_seqs,
         "scheduling_policy": "priority",
-        "disable_log_stats": True,
         "enable_prefix_caching": True,
     }
     gib = options.kv_cache_gib

@@ -135,8 +135,9 @@ def read_inputs(
     *,
     template: str | None,
     may_bring_template: bool,
+    modalities: Collection[str] | None = None,
 ) -> tuple[Prompt, VllmPrompt]:
-    """Return a request's prompt, checked, and what it comes to with its media.
+    """Return a request's prompt, checked, and what it comes to with its media, which the model must be able to read.
 
     Raises:
         BadInput: it is not one prompt, or asks for what `adapter` does not honour; see also `render`.
@@ -145,6 +146,10 @@ def read_inputs(
     if len(payloads) != 1:
         raise BadInput(f"prompt: {len(payloads)} payloads came (allowed: one)", field="prompt")
     asked = read_prompt(payloads[0], adapter, honours)
+    for port, modality in MODALITIES.items():
+        if inputs.get(port) and modalities is not None and modality not in modalities:
+            read = ", ".join(other for other, name in MODALITIES.items() if name in modalities) or "none"
+            raise BadInput(f"{port}: the model reads no {modality} (allowed: {read})", field=port)
     ids, text = render(asked, tokenizer, template=template, may_bring_template=may_bring_template)
     return asked, VllmPrompt(ids, text, media_of(asked, inputs), asked.mm_processor_kwargs)
 

@@ -24,7 +24,8 @@ import msgspec
 from adapters.sampling import SamplingParams, Structure
 from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
-from adapters.vllm_load import close_engine, load_engine
+from adapters.vllm_load import VllmSleep, close_engine, load_engine, modalities_of
+from adapters.vllm_metrics import engine_metrics
 from adapters.vllm_options import VllmOptions, problems_of
 from adapters.vllm_request import (
     HONOURED,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
+    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class VllmText(StepEngine):
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
     emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json", "rendered": "json"}
     Options = VllmOptions
     Params = SamplingParams
@@ -95,6 +98,7 @@ class VllmText(StepEngine):
     _tokenizer: Any
     _template: str | None
     """The model's chat template where the tokenizer has none of its own."""
+    _modalities: frozenset[str] | None
     _table: TokenBytes
     _parsers: AnswerParsers
     _context_length: int
@@ -105,6 +109,7 @@ class VllmText(StepEngine):
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.num_resident
         self._running: dict[RequestId, _Running] = {}
+        self._sleep = VllmSleep()
         self._named: list[_Running] = []
         """The requests of the last step."""
 
@@ -128,8 +133,9 @@ class VllmText(StepEngine):
         config = self._engine.vllm_config.model_config
         self._tokenizer = self._engine.get_tokenizer()
         self._template = find_template(self._tokenizer, config.model)
+        self._modalities = modalities_of(self._engine)
         self._table = TokenBytes(self._tokenizer)
-        self._context_length = config.max_model_len
+        self.context_length = self._context_length = config.max_model_len
         self._parsers = AnswerParsers(
             self._tokenizer,
             config.model,
@@ -179,6 +185,7 @@ class VllmText(StepEngine):
             self._tokenizer,
             template=self._template,
             may_bring_template=self.options.trust_request_chat_template,
+            modalities=self._modalities,
         )
         wants_answer = bool(request.outputs - {"rendered"})
         parser = self._parsers.parser_for(asked) if wants_answer else None
@@ -333,11 +340,28 @@ class VllmText(StepEngine):
             self._suspension.forget(running.engine_id)
             self._engine.abort_request([request])
 
+    def metrics(self) -> Sequence[Metric]:
+        """Return vLLM's own measures; nothing with `disable_log_stats`."""
+        return engine_metrics(self._engine)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, by vLLM's own sleep mode where that is enabled, else (level 2) by closing it.
+
+        Raises:
+            BadInput: level 1 without that mode.
+        """
+        self._sleep.sleep(self._engine, level, self.close)
+
+    def wake(self, report: Report) -> None:
+        """Be ready again."""
+        self._sleep.wake(self._engine, lambda: self.load(report))
+
     def close(self) -> None:
         """Let go of the model and its memory."""
         engine, self._engine = self._engine, None
         self._running.clear()
         self._named.clear()
+        vars(self).pop("_suspension", None)  # which keeps the scheduler
         if engine is not None:
             close_engine(engine)
 

@@ -8,6 +8,7 @@ model come inside a Python package (71 MB); nothing is fetched.
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from adapters.own_thread import OwnThread
+from adapters.handover import on_thread
 from adapters.speech_chunks import chunks_of
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -81,8 +82,8 @@ class WhisperParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
     """Above 1, tokens that were written before become less probable."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1, le=448)] | None = None
-    """Limit of one window's text."""
+    max_new_tokens: Annotated[int, Meta(ge=1, le=220)] | None = None
+    """Limit of one window's text; 448 in all with the prompt."""
 
 
 class Whisper(StreamingEngine):
@@ -103,7 +104,7 @@ class Whisper(StreamingEngine):
     def __init__(self, options: WhisperOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = OwnThread("whisper")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="whisper")
         self._model: Any = None
 
     @classmethod
@@ -145,12 +146,12 @@ class Whisper(StreamingEngine):
             raise StartFailed(f"model: '{options.model}' can't be loaded: {error}", field="model") from error
         report("weights", 1.0)
         report("warm-up", 0.0)
-        self._thread.run_blocking(self._warm_up_blocking)
+        self._thread.submit(self._warm_up_blocking).result()
         report("warm-up", 1.0)
 
     def close(self) -> None:
         """Give the model and the thread back."""
-        self._thread.close()
+        self._thread.shutdown()
         self._model = None
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
@@ -164,9 +165,9 @@ class Whisper(StreamingEngine):
         language, num_segments, num_tokens, end_s = params.language, 0, 0, 0.0
         async with aclosing(chunks_of(inputs, has_plan="segments" in request.inputs)) as chunks:
             async for chunk in chunks:
-                segments, language = await self._thread.run(self._read_blocking, chunk, params, language)
+                segments, language = await on_thread(self._thread, self._read_blocking, chunk, params, language)
                 end_s = chunk.end_s
-                while (segment := await self._thread.run(next, segments, None)) is not None:
+                while (segment := await on_thread(self._thread, next, segments, None)) is not None:
                     text = segment.text if num_segments else segment.text.lstrip()
                     if "text" in request.outputs:
                         yield "text", Text(text, num_tokens=len(segment.tokens))

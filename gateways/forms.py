@@ -138,10 +138,12 @@ class _Body:
 class Part:
     """One part of a form."""
 
-    def __init__(self, name: str, filename: str | None, reader: BodyPartReader) -> None:
+    def __init__(self, name: str, filename: str | None, reader: BodyPartReader, content_type: str = "") -> None:
         self.name = name
         self.filename = filename
         """None for a field, a text for a file; no path, and never to be used as one."""
+        self.content_type = content_type
+        """The media type that the part says it is, in lower case and without parameters; it need not be true."""
         self._reader = reader
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -225,7 +227,8 @@ def _part(part: BodyPartReader | MultipartReader) -> Part:
                 f"{name}: a file name of {len(filename)} characters came (allowed: {MAX_NAME_CHARACTERS}, printable)"
             )
             raise Problem(400, message, param=name, must_close=True)
-    return Part(name, filename, part)
+    content_type = part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return Part(name, filename, part, _text(content_type)[:MAX_NAME_CHARACTERS])
 
 
 def _text(raw: str) -> str:

@@ -25,6 +25,7 @@ _STAGE_KEYS = (
     "is_ready",
     "is_live",
     "is_drained",
+    "is_asleep",
     "elapsed_s",
     "reason",
     "round_trip_s",
@@ -34,10 +35,11 @@ _GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
 
 
 class Health:
-    """Asks the coordinator, once for all who ask at the same time."""
+    """Asks the coordinator, once for all who ask at the same time; ``metrics`` are rows of health with more in them."""
 
-    def __init__(self, client: BusClient) -> None:
+    def __init__(self, client: BusClient, operation: str = "health") -> None:
         self._client = client
+        self._operation = operation
         self._round: asyncio.Task[list[dict[str, Any]] | None] | None = None
 
     async def rows(self) -> list[dict[str, Any]] | None:
@@ -49,7 +51,7 @@ class Health:
     async def _ask(self) -> list[dict[str, Any]] | None:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
-                return await self._client.admin("health")
+                return await self._client.admin(self._operation)
         except (TimeoutError, Unavailable):  # it has been silent for long, or was lost with the question
             return None
 
@@ -88,6 +90,11 @@ def report(
     }
 
 
+def is_kept(row: Mapping[str, Any]) -> bool:
+    """Whether a replica gets nothing new because a person had it drained or put to sleep."""
+    return bool(row.get("is_drained") or row.get("is_asleep"))
+
+
 def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stages: dict[str, dict[str, Any]]) -> str:
     if rows is None:
         return "the coordinator does not answer"
@@ -96,7 +103,7 @@ def _reason(rows: list[dict[str, Any]] | None, needed: Mapping[str, None], stage
 
 
 def _stage_reason(name: str, replicas: list[dict[str, Any]]) -> str:
-    if any(replica["is_live"] and replica["is_ready"] and not replica.get("is_drained") for replica in replicas):
+    if any(replica["is_live"] and replica["is_ready"] and not is_kept(replica) for replica in replicas):
         return ""
     if not replicas:
         return f"stage {name} has no replica"
@@ -107,6 +114,6 @@ def _replica_words(replica: dict[str, Any]) -> str:
     name, phase, reason = f"replica {replica['replica']}", replica["phase"], replica.get("reason", "")
     if phase == "ready":  # so it told last
         return f"{name} {reason}"
-    if replica.get("is_drained") or replica["elapsed_s"] is None:
+    if is_kept(replica) or replica["elapsed_s"] is None:
         return f"{name} is {phase}"
     return f"{name} is in phase '{phase}' ({replica['elapsed_s']} s)" + (f": {reason}" if reason else "")

@@ -7,13 +7,15 @@ import logging
 import math
 import re
 import secrets
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
 from aiohttp import web
 
 from gateways import websockets
-from gateways.json_body import MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
+from gateways.http_counts import HttpCounts
+from gateways.json_body import HEAVY_BYTES, MAX_JSON_WEIGHT, BodyBuffer, JsonWeight, Pace
 from gateways.keys import KeyRing, KeySource, sources_of
 from gateways.origins import ANY, Origins, problems_of
 from gateways.problems import Problem, to_problem
@@ -113,6 +115,7 @@ class HttpGateway(Gateway):
         super().__init__(*args, **kwargs)
         self._keys = KeyRing(sources_of(_own_keys(self.options), self.callers))
         self._watch = self._watched()
+        self._counts = HttpCounts()
         self._origins = Origins(
             self.name,
             readers=self.options.cors_origins,
@@ -201,14 +204,18 @@ class HttpGateway(Gateway):
         inbound = request.headers.get("X-Request-Id", "")
         request[REQUEST_ID] = inbound if _GOOD_ID.fullmatch(inbound) else secrets.token_hex(16)
         outcome: int | str = "gone"
+        self._counts.num_open += 1
         try:
             response = await self._respond(request, handler)
             outcome = response.status
         finally:
+            told = str(request.get(FAILURE, outcome))
+            self._counts.num_open -= 1
+            self._counts.end(request, told)
             fields = {
                 "id": request[REQUEST_ID],
                 "route": f"{request.method} {request.path}",
-                "outcome": str(request.get(FAILURE, outcome)),
+                "outcome": told,
                 "total_s": round(loop.time() - started_at, 6),
                 "bytes": request.writer.output_size,
             }
@@ -390,16 +397,21 @@ async def _read(request: web.Request, options: HttpOptions, weight: JsonWeight |
         message = f"Content-Encoding: {encoding[:40]} came (allowed: {', '.join(ENCODINGS)})"
         raise Problem(400, message, must_close=request.can_read_body)
     body = BodyBuffer(request.content_length if encoding == "identity" else None)
+    pace = Pace.of_running_loop()
     now = asyncio.get_running_loop().time
     ends_at = now() + options.body_total_timeout_s
     try:
         async with asyncio.timeout(min(options.body_timeout_s, options.body_total_timeout_s)) as limit:
             async for piece in request.content.iter_any():
+                if body.num_bytes >= HEAVY_BYTES:
+                    await pace.turn()
+                began_at = perf_counter()
                 if body.num_bytes + len(piece) > options.max_body_bytes:
                     raise too_large(f"more than {options.max_body_bytes}", options.max_body_bytes)
                 body.add(piece)
                 if weight is not None:
                     weight.add(piece)
+                pace.spend(perf_counter() - began_at)
                 limit.reschedule(min(ends_at, now() + options.body_timeout_s))
     except TimeoutError:
         length = request.content_length

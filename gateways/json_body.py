@@ -1,7 +1,8 @@
 """JSON bodies without holding the loop: kept as they come without being copied, weighed before they are decoded.
 
 msgspec keeps the interpreter until a body is decoded, on whatever thread. So what bounds the loop's delay is what a
-body may cost, and that heavy ones are decoded one at a time with a pause after each.
+body may cost, that heavy ones are decoded one at a time with a pause after each, and that what is done with the pieces
+of all of them is bounded in each turn of the loop (`Pace`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ than any model's context.
 HEAVY_BYTES = 256 * 1024
 """JSON from this size on is decoded in turn with other heavy bodies."""
 
+MAX_TURN_S = 0.005
+"""Of each turn of the loop, for pieces of heavy bodies: of twenty senders on one host, each has one in every turn."""
+
 _CLASSES = bytes(
     ord("0") if byte in b"0123456789" else ord(",") if byte in b",[{:" else ord("x") for byte in range(256)
 )
@@ -33,6 +37,33 @@ _LONG_NUMBER = b"0" * 20
 """A number of more digits than 64 bits hold is decoded digit by digit, and longer ones ever more slowly."""
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+_paces: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pace] = weakref.WeakKeyDictionary()
+
+
+class Pace:
+    """Shares the turns of a loop among the bodies that come; whoever waits reads nothing, which its sender feels."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+
+    @classmethod
+    def of_running_loop(cls) -> Pace:
+        """Return the one of the running loop."""
+        return _paces.setdefault(asyncio.get_running_loop(), cls())
+
+    async def turn(self) -> None:
+        """Wait for a turn of the loop in which there is time left."""
+        while self._spent_s >= MAX_TURN_S:  # noqa: ASYNC110 (a turn of the loop is what it waits for)
+            await asyncio.sleep(0)
+
+    def spend(self, seconds: float) -> None:
+        """Note what a piece took."""
+        if not self._spent_s:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._spent_s += seconds
+
+    def _end_turn(self) -> None:
+        self._spent_s = 0.0
 
 
 class JsonWeight:

@@ -48,3 +48,20 @@ async def server_load(client: BusClient, pipelines: Container[str]) -> int:
         raise Unavailable("the coordinator does not answer") from None
     found = [counts for name, counts in status["pipelines"].items() if name in pipelines]
     return sum(counts["in_flight"] + counts["queued"] for counts in found)
+
+
+async def context_lengths(client: BusClient) -> dict[str, int]:
+    """Return the tokens of prompt and answer together that each stage can take, where its replicas have told.
+
+    Nothing if the coordinator does not answer.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            status = await client.admin("status")
+    except (TimeoutError, Unavailable):
+        return {}
+    lengths: dict[str, int] = {}
+    for row in status["actors"]:
+        if (length := row.get("context_length")) is not None:
+            lengths[row["stage"]] = min(length, lengths.get(row["stage"], length))
+    return lengths

@@ -20,25 +20,34 @@ from gateways import (
     openai_embeddings,
     openai_files,
     openai_models,
+    openai_sound,
     openai_speech,
     openai_speech_batch,
     openai_speech_body,
     openai_tokenize,
     openai_transcriptions,
     openai_transcriptions_body,
+    openai_voices,
     openapi,
     realtime,
+    rest,
+    speech_stream,
 )
 from gateways.health import Health, report
 from gateways.http import HttpGateway, HttpOptions, json_response
-from gateways.load import load, server_load
+from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
+from gateways.metrics import OPERATION as METRICS
+from gateways.metrics import metrics_response
 from gateways.openai_chat_answer import AudioDelta
-from gateways.openai_files import FilesOptions, FilesRoutes, check_folder
+from gateways.openai_files import FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
+from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
 from gateways.realtime_turn import TurnAudioEvents
+from gateways.voices import Voices
+from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
 
 if TYPE_CHECKING:
@@ -47,7 +56,10 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
 
 
-class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -68,9 +80,15 @@ class OpenAIOptions(FilesOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """A client of a duplex dialect may take so long to say its first word."""
 
+    speech_config_timeout_s: Seconds = 10.0
+    """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
+
+    speech_idle_timeout_s: Seconds = 30.0
+    """Such a client may say nothing for so long while nothing is spoken."""
+
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, speech, files, and live conversations."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, files, live talks."""
 
     Options = OpenAIOptions
 
@@ -79,6 +97,7 @@ class OpenAIGateway(HttpGateway):
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
         self._health = Health(self.client)
+        self._measures = Health(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -99,8 +118,22 @@ class OpenAIGateway(HttpGateway):
         self._tokens = openai_tokenize.TokenRoutes(
             self.client, self._models, media, self.options, trusts_templates=trusts
         )
+        voices = Voices(
+            self._files.store, self.options.max_caller_voices, self.options.voice_policy, built_in(self._models)
+        )
+        self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
+        self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
+        self._rest = rest.RestRoutes(self.control, self.pipelines)
         self._speech = openai_speech.SpeechRoute(
-            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars
+            self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
+        )
+        self._speech_stream = speech_stream.SpeechStreamRoute(
+            self._speech,
+            self.draining,
+            config_timeout_s=self.options.speech_config_timeout_s,
+            idle_timeout_s=self.options.speech_idle_timeout_s,
+            write_timeout_s=self.options.write_timeout_s,
+            max_file_bytes=self.options.max_answer_bytes,
         )
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
@@ -141,6 +174,10 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_get("/load", self._get_load)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/is_sleeping", self._get_is_sleeping)
+        app.router.add_post("/sleep", self._rest.sleep)
+        app.router.add_post("/wake_up", self._rest.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -148,12 +185,14 @@ class OpenAIGateway(HttpGateway):
             ("/tokenize", self._tokens.tokenize),
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
+            ("/v1/audio/generate", self._sound.handle),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         for path in (realtime.PATH, realtime.DUPLEX_PATH):
             app.router.add_get(path, self._realtime.handle, allow_head=False)
+        app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)
         app.cleanup_ctx.append(self._reading)
@@ -169,6 +208,10 @@ class OpenAIGateway(HttpGateway):
         expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
         app.router.add_post("/v1/files", files.create, expect_handler=expect)
         app.router.add_get("/v1/files", files.list)
+        expect_voice = functools.partial(self.expect, max_bytes=self._voices.max_body_bytes)
+        app.router.add_post(openai_voices.PATH, self._voices.create, expect_handler=expect_voice)
+        app.router.add_get(openai_voices.PATH, self._voices.list)
+        app.router.add_delete(f"{openai_voices.PATH}/{{name}}", self._voices.delete)
         app.router.add_get("/v1/files/{file_id}", files.retrieve)
         app.router.add_delete("/v1/files/{file_id}", files.delete)
         app.router.add_get("/v1/files/{file_id}/content", files.content)
@@ -206,6 +249,15 @@ class OpenAIGateway(HttpGateway):
     async def _get_load(self, request: web.Request) -> web.Response:
         return json_response({"server_load": await server_load(self.client, self.pipelines)})
 
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return await metrics_response(self.client, self._measures, self.pipelines, self._counts)
+
+    async def _get_is_sleeping(self, request: web.Request) -> web.Response:
+        rows = await self._health.rows()
+        if rows is None:
+            raise Unavailable("the coordinator does not answer")
+        return self._rest.is_sleeping(rows)
+
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
         if has_keys not in self._documents:  # ten milliseconds of the loop, and anybody may ask
@@ -216,12 +268,14 @@ class OpenAIGateway(HttpGateway):
         return json_response(self._documents[has_keys])
 
     async def _get_models(self, request: web.Request) -> web.Response:
-        cards = [model_card(name, pipeline) for name, pipeline in self._models.items()]
+        lengths = await context_lengths(self.client)
+        cards = [model_card(name, pipeline, lengths) for name, pipeline in self._models.items()]
         return json_response({"object": "list", "data": cards})
 
     async def _get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        return json_response(model_card(name, find_model(name, self._models)))
+        pipeline = find_model(name, self._models)
+        return json_response(model_card(name, pipeline, await context_lengths(self.client)))
 
 
 def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
@@ -236,6 +290,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.tokenize_schema(pipelines),
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
+            openai_sound.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
             *openai_transcriptions.schemas(),
@@ -299,13 +354,17 @@ def operations() -> list[Operation]:
             summary="How many requests are under way",
             answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
         ),
+        METRICS,
+        *rest.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        openai_sound.OPERATION,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
+        *openai_voices.OPERATIONS,
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]

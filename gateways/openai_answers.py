@@ -113,6 +113,61 @@ class FileDeleted(_Exact, frozen=True):
     deleted: bool
 
 
+# --- voices -------------------------------------------------------------------------------------------------
+
+
+class _Voice(_Exact, frozen=True, kw_only=True):
+    """What is known of an uploaded voice."""
+
+    name: str
+    consent: str
+    created_at: int
+    mime_type: str
+    file_size: int
+    ref_text: str | msgspec.UnsetType = msgspec.UNSET
+    speaker_description: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class NewVoice(_Voice, frozen=True, kw_only=True):
+    """A voice that is kept now."""
+
+
+class UploadedVoice(_Voice, frozen=True, kw_only=True):
+    """One of the caller's voices."""
+
+    embedding_source: Literal["audio"]
+    embedding_dim: int | None
+
+
+class VoiceList(_Exact, frozen=True):
+    """Names of all voices in lower case, and what is known of the caller's own."""
+
+    voices: list[str]
+    uploaded_voices: list[UploadedVoice] | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoiceCreated(_Exact, frozen=True, kw_only=True):
+    """A voice is kept: as OpenAI's SDKs know it, its id being its name in lower case, and as vLLM-Omni tells it."""
+
+    id: str
+    object: Literal["audio.voice"]
+    created_at: int
+    name: str
+    type: Literal["audio_sample"]
+    success: Literal[True]
+    voice: NewVoice
+
+
+class VoiceDeleted(_Exact, frozen=True, kw_only=True):
+    """A voice is gone."""
+
+    success: Literal[True]
+    message: str
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: Literal[True]
+
+
 # --- chat completions ---------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateways.openai_models import readers_of, speakers_of
+from gateways.openai_models import SOUND, readers_of, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def stage_metrics(pipeline: Pipeline, ends: Sequence[Ends]) -> dict[str, Any]:
 def _stage(
     stage_id: int, stage: str, pipeline: Pipeline, accounts: list[dict[str, Any]], ends: Sequence[Ends]
 ) -> dict[str, Any]:
-    is_speaker = stage in speakers_of(pipeline)
+    makes_sound = stage in sources_of(pipeline, SOUND)
     total_s = max(account["total_s"] for account in accounts)
     first_s = max(account["first_output_s"] for account in accounts)
     num_tokens = sum(account["completion_tokens"] for account in accounts)
@@ -45,7 +45,7 @@ def _stage(
     found: dict[str, Any] = {
         "stage_id": stage_id,
         "stage_name": stage,
-        "final_output_type": "audio" if is_speaker else "text",
+        "final_output_type": "audio" if makes_sound else "text",
         "finish_reason": accounts[0]["finish_reason"],
         "num_tokens_in": max(account["prompt_tokens"] for account in accounts),
         "num_tokens_out": num_tokens,
@@ -61,7 +61,7 @@ def _stage(
         longest = max(account["completion_tokens"] for account in accounts)
         if longest > 1:
             found["vllm_tpot_ms"] = 1000 * (total_s - first_s) / (longest - 1)
-    if is_speaker and (rate_hz := max(end.rate_hz for end in ends)):
+    if makes_sound and (rate_hz := max(end.rate_hz for end in ends)):
         num_frames = sum(end.num_frames for end in ends)
         found |= {
             "audio_frames": num_frames,

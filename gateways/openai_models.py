@@ -163,9 +163,22 @@ def readers_of(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e.target for e in pipeline.edges if e.source == IN and e.source_port == MESSAGES))
 
 
+def sources_of(pipeline: Pipeline, port: str) -> tuple[str, ...]:
+    """Return the stages that an output port's payloads come from."""
+    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == port))
+
+
 def speakers_of(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the stages that make the sound."""
-    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == "audio"))
+    """Return the stages that say how the sound is: those that make it, or write the codes that a codec makes it of."""
+    found: dict[str, None] = {}
+    asked = list(sources_of(pipeline, SOUND))
+    for stage in asked:
+        incoming = [edge for edge in pipeline.edges if edge.target == stage]
+        if incoming and all(edge.kind == "codes" for edge in incoming):
+            asked += [edge.source for edge in incoming if edge.source != IN]
+        else:
+            found[stage] = None
+    return tuple(found)
 
 
 def inputs_for(pipeline: Pipeline, outputs: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,8 +192,15 @@ def are_beside_messages(pipeline: Pipeline, port: str) -> bool:
     return any(e.target in readers for e in pipeline.edges if e.source == IN and e.source_port == port)
 
 
-def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
-    """Return one entry of the list of models."""
+def model_card(name: str, pipeline: Pipeline, context_lengths: Mapping[str, int]) -> dict[str, Any]:
+    """Return one entry of the list of models.
+
+    Args:
+        name: one of the pipeline's.
+        pipeline: what it stands for.
+        context_lengths: tokens of prompt and answer together, by stage.
+    """
+    lengths = [context_lengths[stage] for stage in readers_of(pipeline) if stage in context_lengths]
     created = int(time.time())
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
@@ -203,6 +223,6 @@ def model_card(name: str, pipeline: Pipeline) -> dict[str, Any]:
         "owned_by": "omni-bus",
         "root": pipeline.serve_as,
         "parent": None,
-        "max_model_len": None,
+        "max_model_len": min(lengths, default=None),
         "permission": [permission],
     }

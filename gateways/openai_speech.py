@@ -10,10 +10,10 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.event_stream import ByteStream, EventStream
-from gateways.http import read_json, terms_of
+from gateways.http import KEY_NAME, read_json, terms_of
 from gateways.openai_answers import SpeechEvent
 from gateways.openai_chat import HEADERS
-from gateways.openai_speech_body import Speech, parse
+from gateways.openai_speech_body import Speech, parse, voice_named
 from gateways.utterance import Utterance
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import MEDIA_TYPES
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateways.http import HttpOptions
     from gateways.media import MediaReader
     from gateways.problems import Problem
+    from gateways.voices import Voices
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.encode import EncodingPool
@@ -66,6 +67,7 @@ class SpeechRoute:
         media: reads the sound that a voice is made after.
         options: limits of the gateway.
         max_chars: limit of a text.
+        voices: those that callers uploaded.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SpeechRoute:
         media: MediaReader,
         options: HttpOptions,
         max_chars: int,
+        voices: Voices,
     ) -> None:
         self._client = client
         self._models = models
@@ -83,10 +86,11 @@ class SpeechRoute:
         self._media = media
         self._options = options
         self._max_chars = max_chars
+        self._voices = voices
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. When its client goes, this is cancelled, and with it the request on the bus."""
-        speech = self.parse(await read_json(request, self._options))
+        speech = await self.read(await read_json(request, self._options), request[KEY_NAME])
         max_bytes = self._options.max_answer_bytes if speech.delivery == "whole" else None
         utterance = self.utterance(speech, await self.read_reference(speech), max_bytes)
         match speech.delivery:
@@ -97,9 +101,11 @@ class SpeechRoute:
             case "sse":
                 return await self._events(request, speech, utterance)
 
-    def parse(self, body: dict[str, Any]) -> Speech:
-        """Check a body; see `openai_speech_body.parse`."""
-        return parse(body, self._models, max_chars=self._max_chars)
+    async def read(self, body: dict[str, Any], caller: str) -> Speech:
+        """Check a caller's body, which may name one of its uploaded voices; see `openai_speech_body.parse`."""
+        name = voice_named(body)
+        sample = None if name is None else await self._voices.resolve(name, caller)
+        return parse(body, self._models, max_chars=self._max_chars, sample=sample)
 
     async def read_reference(self, speech: Speech) -> Audio | None:
         """Return the sound that a body names; see `read_reference`."""
@@ -176,12 +182,20 @@ async def read_reference(speech: Speech, media: MediaReader) -> Audio | None:
     if speech.reference is None:
         return None
     sound = await media.audio(speech.reference, field=speech.reference_field, channels=1)
+    check_reference_length(sound, speech.reference_field)
+    return sound
+
+
+def check_reference_length(sound: Audio, field: str) -> None:
+    """Refuse a sound that is too short or too long for a voice to be made after it.
+
+    Raises:
+        BadInput: names the field.
+    """
     seconds = sound.num_frames / sound.rate_hz
     if not MIN_REFERENCE_S <= seconds <= MAX_REFERENCE_S:
-        message = f"{speech.reference_field}: {seconds:.2f} s of sound came"
         allowed = f"{MIN_REFERENCE_S:g} to {MAX_REFERENCE_S:g} s"
-        raise BadInput(f"{message} (allowed: {allowed})", field=speech.reference_field)
-    return sound
+        raise BadInput(f"{field}: {seconds:.2f} s of sound came (allowed: {allowed})", field=field)
 
 
 def _headers(speech: Speech, utterance: Utterance) -> dict[str, str]:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.fields import refusal
-from gateways.http import BODY_BYTES, REQUEST_ID, Terms, read_json, terms_of
+from gateways.http import BODY_BYTES, KEY_NAME, REQUEST_ID, Terms, read_json, terms_of
 from gateways.openai_answers import SpeechBatch
 from gateways.openai_chat import HEADERS
 from gateways.openai_fields import flatten, optional
@@ -63,7 +63,7 @@ class SpeechBatchRoute:
         """Answer one batch: an item that fails leaves the others alone; a client that leaves ends all of them."""
         shared, items = split(await read_json(request, self._options))
         # What is wrong with what they have in common is told once; and its reference is read once.
-        common = self._speech.parse(shared | {"input": "-"})
+        common = await self._speech.read(shared | {"input": "-"}, request[KEY_NAME])
         batch = _Batch(
             shared=shared,
             reference=common.reference,
@@ -94,7 +94,7 @@ class SpeechBatchRoute:
     async def _speak(self, item: dict[str, Any], batch: _Batch) -> dict[str, Any]:
         _refuse(item, (*SHARED_ONLY, *STREAMING), "all items have it in common, or a batch has none")
         own = {name: value for name, value in item.items() if value is not None}
-        speech = self._speech.parse(batch.shared | own)
+        speech = await self._speech.read(batch.shared | own, batch.terms["key"])
         is_common = speech.reference == batch.reference
         reference = batch.sound if is_common else await self._speech.read_reference(speech)
         utterance = self._speech.utterance(speech, reference, batch.max_bytes)
@@ -112,7 +112,7 @@ class _Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     shared: dict[str, Any]
     """Fields."""
-    reference: str | None
+    reference: str | bytes | None
     """Where the sound of their voice is."""
     sound: Audio | None
     """What was read there."""

@@ -31,6 +31,7 @@ from omni_bus.wire.payloads import Audio, Text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateways.voices import VoiceSample
     from omni_bus.core.pipeline import Pipeline
 
 MAX_SPEECH_CHARS = 100_000
@@ -143,8 +144,8 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     """What remains to be done to the sound once it is made."""
     delivery: Literal["whole", "audio", "sse"] = "whole"
-    reference: str | None = None
-    """Where the sound of the voice is that is to be spoken with."""
+    reference: str | bytes | None = None
+    """Where the sound of the voice is that is to be spoken with, or the file itself."""
     reference_field: str = ""
     """What the body calls it, for refusals."""
     names: dict[str, str] = {}
@@ -156,13 +157,20 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     """The bus's: higher goes first."""
 
 
-def parse(document: dict[str, Any], models: Mapping[str, Pipeline], *, max_chars: int = MAX_SPEECH_CHARS) -> Speech:
+def parse(
+    document: dict[str, Any],
+    models: Mapping[str, Pipeline],
+    *,
+    max_chars: int = MAX_SPEECH_CHARS,
+    sample: VoiceSample | None = None,
+) -> Speech:
     """Check a body.
 
     Args:
         document: the JSON object.
         models: pipelines by every name that clients may use; the first one that speaks is the default.
         max_chars: limit of the text.
+        sample: the uploaded voice that the body names, if it names one.
 
     Raises:
         BadInput: a field that can't be honoured, by name.
@@ -176,11 +184,14 @@ def parse(document: dict[str, Any], models: Mapping[str, Pipeline], *, max_chars
     if fields.sample_rate is not None and (allowed := allowed_rates(fields.response_format, fields.sample_rate)):
         raise refusal("sample_rate", fields.sample_rate, f"{allowed}, as {fields.response_format}")
     pipeline = find_model(fields.model, models, can_speak, "speaks")
+    given_as = "voice" if fields.speaker is None else "speaker"
+    if sample is not None:
+        fields = _with_sample(fields, sample, pipeline)
     reference, reference_field, reference_text = _reference(fields, pipeline)
     own_speed, speed = share_speed(pipeline, fields.speed)
     own = _params(fields, pipeline, own_speed, reference_text)
     own |= _extra_params(fields, body)
-    names = _names(fields, reference_field)
+    names = _names(fields, reference_field, given_as)
     _refuse_unhonoured(own, pipeline, names)
     return Speech(
         pipeline=pipeline,
@@ -190,8 +201,8 @@ def parse(document: dict[str, Any], models: Mapping[str, Pipeline], *, max_chars
         sample_rate=fields.sample_rate,
         speed=speed,
         delivery=_delivery(fields),
-        reference=reference,
-        reference_field=reference_field,
+        reference=reference if sample is None else sample.data,
+        reference_field=reference_field if sample is None else names["voice"],
         names=names,
         num_text_tokens=len(fields.input) + len(fields.instructions or ""),
         session=_session(fields),
@@ -343,6 +354,31 @@ def _extra_params(fields: SpeechFields, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def voice_named(body: dict[str, Any]) -> str | None:
+    """Return the voice that a body names, in lower case; None for the stage's own, and where `parse` will refuse it."""
+    try:
+        body = flatten(body)
+        return voice_of(body.get("voice") if body.get("speaker") is None else body["speaker"])
+    except (BadInput, AttributeError):
+        return None
+
+
+def _with_sample(fields: SpeechFields, sample: VoiceSample, pipeline: Pipeline) -> SpeechFields:
+    """Return fields that name an uploaded voice's sample as the reference; its words go where they are understood."""
+    name = "voice" if fields.speaker is None else "speaker"
+    if fields.voice is not None and fields.speaker is not None:
+        return fields  # refused where both are read
+    for other in ("ref_audio", "ref_text", "references"):
+        if (value := getattr(fields, other)) is not None:
+            raise refusal(other, value, f"null, as {name} is an uploaded voice")
+    if REFERENCE not in pipeline.inputs:
+        own = ", ".join(pipeline.voices) or "null"
+        raise refusal(name, sample.name, f"{own}, as {pipeline.serve_as} takes no reference, and so no uploaded voice")
+    known = params_of(pipeline)
+    text = sample.text if not known or "reference_text" in known else None
+    return msgspec.structs.replace(fields, voice=None, speaker=None, ref_audio=sample.name, ref_text=text)
+
+
 def _reference(fields: SpeechFields, pipeline: Pipeline) -> tuple[str | None, str, str | None]:
     """Return where the reference is, what the body calls it, and its words."""
     source, place, text = fields.ref_audio, "ref_audio", fields.ref_text
@@ -367,13 +403,13 @@ def _reference(fields: SpeechFields, pipeline: Pipeline) -> tuple[str | None, st
     return source, place, text
 
 
-def _names(fields: SpeechFields, reference_field: str) -> dict[str, str]:
+def _names(fields: SpeechFields, reference_field: str, given_as: str) -> dict[str, str]:
     """Return what the body calls the parameters and ports of the stage, where it is something else."""
     return {
         "text": "input",
         "reference": reference_field,
         "reference_text": "ref_text" if fields.references is None else "references[0].text",
-        "voice": "voice" if fields.speaker is None else "speaker",
+        "voice": given_as,
         **{name: f"extra_params.{name}" for name in fields.extra_params or ()},
     }
 

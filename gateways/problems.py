@@ -34,6 +34,7 @@ TYPES: dict[int, str] = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     416: "RangeNotSatisfiableError",

@@ -278,11 +278,22 @@ class BusClient:
         )
         coordinator = coordinator_peer(coordinator_endpoint)
         self.core = ClientCore(coordinator)
-        self._member = Member(self._driver.me, role, coordinator, live=lambda: self.core.running)
+        self._member = Member(
+            self._driver.me,
+            role,
+            coordinator,
+            live=lambda: self.core.running,
+            linked=lambda: self._driver.linked,
+        )
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._heard = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def name(self) -> str:
+        """The actor's name on the bus."""
+        return self._driver.me.actor
 
     @classmethod
     async def connect(

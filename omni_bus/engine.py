@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
-from omni_bus.errors import Unavailable
+from omni_bus.errors import BadInput, Unavailable
 from omni_bus.ids import RequestId
 from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Blob, Payload, ordinary_memory
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from omni_bus.errors import OmniBusError
+    from omni_bus.wire.metrics import Metric
 
 Report: TypeAlias = Callable[[str, float], None]
 """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
@@ -135,6 +136,9 @@ class Engine(ABC):
     is_idempotent: ClassVar[bool] = True
     """Whether a request that has emitted nothing may be run again elsewhere."""
 
+    context_length: int | None = None
+    """Tokens of prompt and answer together, set by `load`; None where there is no such limit."""
+
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options
         self.context = context
@@ -153,6 +157,15 @@ class Engine(ABC):
         del options
         return []
 
+    @classmethod
+    def voices(cls, options: Any) -> tuple[str, ...]:
+        """Return the values that the parameter `voice` may have with these options, found without loading anything.
+
+        Asked only with options that `check` finds no fault with.
+        """
+        del options
+        return ()
+
     @abstractmethod
     def load(self, report: Report) -> None:
         """Load weights and warm up; blocks, runs on the engine's thread.
@@ -160,6 +173,46 @@ class Engine(ABC):
         Raises:
             OmniBusError: with a message for the person who starts the deployment.
         """
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return what the engine measures of itself, by default nothing.
+
+        Called on the engine's thread between two of its calls, when somebody asks. Names that a library gives its own
+        measures are kept; labels for the stage and its replica are added later.
+        """
+        return ()
+
+    sleep_levels: ClassVar[frozenset[int]] = frozenset()
+    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
+    `unload`, and so must `close`."""
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until `wake`; called with no request left. Unloads the engine by default.
+
+        Args:
+            level: 1 gives accelerator memory back and keeps the weights elsewhere; 2 keeps nothing.
+
+        Raises:
+            BadInput: the engine can't sleep so; it is as before.
+        """
+        if level not in self.sleep_levels:
+            allowed = (
+                ", ".join(map(str, sorted(self.sleep_levels))) or f"none, stage '{self.context.stage}' can't sleep"
+            )
+            raise BadInput(f"level: {level} came (allowed: {allowed})", field="level")
+        self.unload()
+
+    def unload(self) -> None:
+        """Give back what `load` took, and be ready to be loaded again; closes the engine by default."""
+        self.close()
+
+    def wake(self, report: Report) -> None:
+        """Be ready again after `sleep`; loads the engine again by default.
+
+        Raises:
+            OmniBusError: it can't; it sleeps on, and this may be tried again.
+        """
+        self.load(report)
 
     def close(self) -> None:
         """Give everything back; called once, with none left."""

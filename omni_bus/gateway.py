@@ -70,6 +70,7 @@ class Gateway(ABC):
         name: str = "gateway",
         callers: Mapping[str, CallerConfig] | None = None,
         state_dir: str = "",
+        control: str = "",
     ) -> None:
         self.options = options
         self.client = client
@@ -77,6 +78,8 @@ class Gateway(ABC):
         self.name = name
         self.callers = dict(callers or {})
         self.state_dir = state_dir
+        self.control = control
+        """The socket file on which the deployment's supervisor takes orders (`omni_bus.runtime.control`)."""
         self.draining = asyncio.Event()
         """Set once: open responses go on, new requests are refused, health says so, and sockets that wait for their
         clients close."""
@@ -167,7 +170,7 @@ class _Connection(web.RequestHandler):
             self.force_close()
 
     def close_after_request(self) -> None:
-        """Take no further request. A WebSocket goes on: what its client still says, its goodbye too, has to be heard."""
+        """Take no further request. A WebSocket goes on: what its client says, its goodbye too, has to be heard."""
         if not self.is_socket:
             self.close()
 

@@ -50,7 +50,7 @@ max_num_seqs = {max_num_seqs}
 context_length = {context_length}
 kv_cache_gib = {kv_cache_gib}
 threads = {threads}
-engine = {{ {engine} }}
+engine = {{ {engine}, disable_log_stats = true }}
 
 [pipelines.chat]
 max_in_flight = 1024

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from omni_bus.bus.curve import DEPLOYMENT
 from omni_bus.bus.monitor import MECHANISM_MISMATCH, Monitor
 from omni_bus.bus.reader import Reader
 from omni_bus.bus.sockets import ZAP_DOMAIN
@@ -31,6 +32,9 @@ MAX_ADDRESSES_LOGGED = 1000
 
 UNKNOWN = "an address that was gone before it could be asked for"
 
+_SEPARATOR = " "
+"""Between name and key in the user id that ZeroMQ gives each message of a client."""
+
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -45,6 +49,8 @@ class Authenticator:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], curve: Curve) -> None:
         self.curve = curve
         self._addresses: dict[int, str] = {}
+        self._connections: dict[int, tuple[str, object]] = {}
+        """Those of clients that have sent something: user id and address, by descriptor."""
         self._failure = ""
         self._logged: set[str] = set()
         self.num_refused = 0
@@ -63,6 +69,43 @@ class Authenticator:
         if self._monitor is not None:
             self._monitor.close()
 
+    def may_send(self, user_id: str, descriptor: int) -> bool:
+        """Whether a message counts that came over a connection; call it for each one of a client.
+
+        Args:
+            user_id: of the message.
+            descriptor: of the connection, which is closed if its key was removed.
+        """
+        if self._connections.get(descriptor, ("", None))[0] != user_id:
+            self._connections[descriptor] = user_id, _far_end(descriptor)
+        if self._may_stay(user_id):
+            return True
+        self._cut(descriptor)
+        return False
+
+    def recheck(self) -> None:
+        """Close the connections of clients whose key was removed or replaced; call it when the folder has changed."""
+        self.curve.refresh()
+        for descriptor, (user_id, _) in list(self._connections.items()):
+            if not self._may_stay(user_id):
+                self._cut(descriptor)
+
+    def _may_stay(self, user_id: str) -> bool:
+        user, _, key = user_id.partition(_SEPARATOR)
+        return self.curve.may_stay(user, bytes.fromhex(key))
+
+    def _cut(self, descriptor: int) -> None:
+        """End a connection: ZeroMQ sees the end of its stream, and the other end has to prove its key anew."""
+        user_id, far_end = self._connections.pop(descriptor)
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                # ZeroMQ may have closed it meanwhile, and its number may be another one's.
+                if far_end is not None and connection.getpeername() == far_end:
+                    connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+        logger.warning("cut a connection of '%s': its key was removed", name_of(user_id))
+
     def close(self) -> None:
         """Answer nothing any more; sockets of the context that still listen let nobody in."""
         self.unwatch()
@@ -75,7 +118,8 @@ class Authenticator:
         if (version, domain, mechanism, len(credentials)) == (ZAP_VERSION, ZAP_DOMAIN, b"CURVE", 1):
             user = self.curve.user_of(credentials[0])
         status, text = (b"200", b"OK") if user is not None else (b"400", b"this key may not connect")
-        self._socket.send_multipart([ZAP_VERSION, request, status, text, (user or "").encode(), b""])
+        user_id = user if user in (None, DEPLOYMENT) else f"{user}{_SEPARATOR}{credentials[0].hex()}"
+        self._socket.send_multipart([ZAP_VERSION, request, status, text, (user_id or "").encode(), b""])
         if user is None:
             self._refused(address.decode(errors="replace"), "its key is not allowed")
 
@@ -88,6 +132,7 @@ class Authenticator:
                 self._failure = "it has no key" if value == MECHANISM_MISMATCH else "it has no key of this deployment"
             case _:
                 address = self._addresses.pop(value, UNKNOWN)
+                self._connections.pop(value, None)
                 if self._failure:
                     self._refused(address, self._failure)
                 self._failure = ""
@@ -97,6 +142,20 @@ class Authenticator:
         if address not in self._logged and len(self._logged) < MAX_ADDRESSES_LOGGED:
             self._logged.add(address)
             logger.warning("refused a connection from %s: %s (further ones are only counted)", address, reason)
+
+
+def name_of(user_id: str) -> str:
+    """Return whose connection a message with this user id came over (`Curve.user_of`)."""
+    return user_id.partition(_SEPARATOR)[0]
+
+
+def _far_end(descriptor: int) -> object:
+    """Return the address at the other end of a connection; None if it is gone."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return connection.getpeername()
+    except OSError:
+        return None
 
 
 def _peer_address(descriptor: int, endpoint: bytes) -> str:

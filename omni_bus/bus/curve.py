@@ -87,6 +87,15 @@ class Curve:
         client = actor.removeprefix(CLIENT_PREFIX).partition(".")[0]
         return next((key for key, name in self._clients().items() if name == client), None)
 
+    @property
+    def allowed_folder(self) -> str:
+        """Where the keys of allowed clients lie; a client's own folder has none."""
+        return str(self._folder / ALLOWED)
+
+    def may_stay(self, user: str, key: bytes) -> bool:
+        """Whether a connection that was let in as `user` still would be, as of the last look at the folder."""
+        return user == DEPLOYMENT or self._allowed.get(z85.encode(key)) == user.removeprefix(CLIENT_PREFIX)
+
     def user_of(self, key: bytes) -> str | None:
         """Return whose connection this is: `DEPLOYMENT` or ``client.NAME``; None for a key that may not connect.
 
@@ -98,6 +107,10 @@ class Curve:
             return DEPLOYMENT
         name = self._clients().get(text)
         return None if name is None else f"{CLIENT_PREFIX}{name}"
+
+    def refresh(self) -> None:
+        """Look at the folder."""
+        self._clients()
 
     def _clients(self) -> dict[bytes, str]:
         """Return the allowed clients' names by key, read again whenever the folder or a file in it was changed.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import zmq
 
-from omni_bus.bus.curve import may_speak_as
+from omni_bus.bus.authenticator import name_of
+from omni_bus.bus.curve import DEPLOYMENT, may_speak_as
 from omni_bus.bus.sockets import (
     DEFAULT_SOCKET_LIMITS,
     WILDCARD_HOSTS,
@@ -207,11 +208,17 @@ class Inbox:
         parts: list[Part] = [header.bytes]
         if header.more:
             self._take_blobs(parts)
-        if self._authenticator is None or self._is_allowed(routing_id, _user_of(header)):
+        if self._authenticator is None or self._is_allowed(routing_id, header):
             self.handle(routing_id, parts)
 
-    def _is_allowed(self, routing_id: bytes, user: str) -> bool:
+    def _is_allowed(self, routing_id: bytes, header: zmq.Frame) -> bool:
         """Judge each message: the next one of the same routing id may come over another connection."""
+        user = cast("str", header.get(b"User-Id"))
+        if user != DEPLOYMENT and self._authenticator is not None:
+            if not self._authenticator.may_send(user, cast("int", header.get(zmq.SRCFD))):
+                self._drop(routing_id, f"the key of '{name_of(user)}' was removed")
+                return False
+            user = name_of(user)
         if self._users.get(routing_id) == user:
             return True
         sender = self._senders.get(routing_id) or self._learn(routing_id)
@@ -275,11 +282,6 @@ class Inbox:
                 return
             _log.warning("dropped a message from %r: %s (further ones are only counted)", routing_id, reason)
         known[routing_id] += 1
-
-
-def _user_of(message: zmq.Frame) -> str:
-    """Return whose key the message's connection has (`Curve.user_of`)."""
-    return cast("str", message.get(b"User-Id"))
 
 
 def _refuse_wildcard(endpoint: str) -> None:

@@ -148,12 +148,26 @@ class Link:
                     return blob
         return ordinary_memory(num_bytes)
 
+    @property
+    def peers(self) -> list[Peer]:
+        """Those whom `forget` has something to close or take back of."""
+        return self._outbox.peers
+
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer that is gone, and take back what it was lent; views of its memory stay valid."""
         self._outbox.forget(peer)
         self._confirm([nonce for nonce, asked in self._unconfirmed.items() if asked == peer])
         self._borrowed.forget(peer.sender)
         self._views.forget(peer.sender)
+
+    def recheck_keys(self) -> None:
+        """Close the ways from and to clients whose key is not allowed any more; call it when the keys have changed."""
+        if self._authenticator is None:
+            return
+        self._authenticator.recheck()
+        for peer in self._outbox.peers:
+            if is_tcp(peer.endpoint) and self._authenticator.curve.server_key(peer.actor) is None:
+                self._outbox.forget(peer)
 
     def statistics(self) -> LinkStatistics:
         """Return the counts of all parts."""

@@ -312,6 +312,11 @@ class Outbox:
         lanes = ((self._lanes, False), (self._bulk_lanes, True))
         return [(peer, is_bulk) for of, is_bulk in lanes for peer, lane in of.items() if not lane.is_stuck]
 
+    @property
+    def peers(self) -> list[Peer]:
+        """Those to whom there is a way, and who may hold memory that they were lent."""
+        return list(self._lanes.keys() | self._bulk_lanes.keys())
+
     def forget(self, peer: Peer) -> None:
         """Close the way to a peer; what was not sent is dropped (what waited here is counted).
 
@@ -353,7 +358,7 @@ class Outbox:
         """Return the counts since the start, and what waits now."""
         lanes = self._all_lanes()
         return OutboxStatistics(
-            peers=len(self._lanes.keys() | self._bulk_lanes.keys()),
+            peers=len(self.peers),
             stuck=len({lane.peer for lane in lanes if lane.is_stuck}),
             handed_over=self._num_handed_over,
             waiting=sum(len(lane.backlog) for lane in lanes),

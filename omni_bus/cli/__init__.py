@@ -22,6 +22,8 @@ COMMANDS: dict[str, str] = {
     "bench": "measure a server with OpenAI's routes, ours or another",
     "drain": "keep new requests from a stage or replica, and wait until it has finished its own",
     "restart": "restart parts of a running deployment one after the other, without losing a request",
+    "sleep": "have engines of a running deployment give their memory back",
+    "wake": "wake engines that sleep",
     "scale": "change how many replicas stages have, without losing a request",
     "down": "stop a running deployment",
     "keys": "make the keys of a deployment that listens on TCP, or of a client of it",

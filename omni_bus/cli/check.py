@@ -140,6 +140,9 @@ def _draw_pipeline(pipeline: Pipeline) -> list[str]:
     for edge, source in zip(edges, sources, strict=True):
         arrow = f"─{edge.kind}{'─' * (kind_width - len(edge.kind) + 1)}→"
         lines.append(f"  {source:<{source_width}} {arrow} {edge.target}.{edge.target_port}")
+    if pipeline.voices:
+        voices = ", ".join(pipeline.voices)
+        lines += textwrap.wrap(voices, _WIDTH, initial_indent="  voices  ", subsequent_indent=" " * 10)
     return [*lines, ""]
 
 
@@ -259,7 +262,8 @@ def _as_json(loaded: Loaded, found: Sequence[Setting], hints: Sequence[str]) -> 
 
 def _pipeline_json(pipeline: Pipeline) -> dict[str, Any]:
     edges = [{name: getattr(edge, name) for name in edge.__struct_fields__} for edge in pipeline.edges]
-    return {"serve_as": pipeline.serve_as, "aliases": pipeline.aliases, "edges": edges}
+    names = {"serve_as": pipeline.serve_as, "aliases": pipeline.aliases}
+    return names | {"voices": pipeline.voices, "edges": edges}
 
 
 def _explained(setting: Setting) -> dict[str, Any]:

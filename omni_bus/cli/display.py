@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
-from omni_bus.cli.silence import silence
+from omni_bus.cli.writer import Writer
 from omni_bus.observe.log import JsonFormatter, traceback_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "output"}
 """Events that people need not read: they are shown in other words, or come with every request."""
 
+
+DROPPED = "lines were not shown, since nobody read them"
+"""Told once somebody reads again."""
 
 STYLES = {"ready": "green", "failed": "bold red", "stopped": "dim"}
 """Of phases in the table; other ones are on their way."""
@@ -80,24 +83,6 @@ def make_display(log_format: str, out: TextIO) -> Display:
     return PlainDisplay(out)
 
 
-class _Output:
-    """Where lines go, until nobody reads them any more: the deployment outlives its reader (``omni-bus up | head``)."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._is_read = True
-
-    def line(self, text: str) -> None:
-        """Write a line."""
-        if not self._is_read:
-            return
-        try:
-            print(text, file=self._out, flush=True)
-        except (BrokenPipeError, ConnectionError):
-            self._is_read = False
-            silence(self._out)
-
-
 class _Handler(logging.Handler):
     """Hands this process's own log lines to a display."""
 
@@ -114,7 +99,7 @@ class JsonDisplay:
     """One JSON object a line: the children's log lines as they are, and the supervisor's own events."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = _Output(out)
+        self._out = Writer(out, _dropped_as_json)
 
     def begin(self, processes: Sequence[Process]) -> None:
         """List the processes."""
@@ -130,7 +115,7 @@ class JsonDisplay:
 
     def line(self, fields: dict[str, Any]) -> None:
         """Pass a child's line on."""
-        self._out.line(json.dumps(fields))
+        self._say(json.dumps(fields))
 
     def ready(self, deployment: Deployment, urls: dict[str, str], after_s: float) -> None:
         """Say where the gateways listen."""
@@ -144,13 +129,29 @@ class JsonDisplay:
     def end(self) -> None:
         """Say so."""
         self._event("stopped")
+        self._out.close()
 
     def handler(self, actor: str) -> logging.Handler:
         """Log in the same form, to the same place."""
-        return _Handler(JsonFormatter(actor), self._out.line)
+        return _Handler(JsonFormatter(actor), self._say)
 
     def _event(self, event: str, **fields: Any) -> None:
-        self.line({"time": round(time.time(), 3), "level": "INFO", "actor": "supervisor", "event": event, **fields})
+        self.line(_of_supervisor(event, "INFO", **fields))
+
+    def _say(self, text: str) -> None:
+        self._out.write(f"{text}\n")
+
+
+def _of_supervisor(event: str, level: str, **fields: Any) -> dict[str, Any]:
+    return {"time": round(time.time(), 3), "level": level, "actor": "supervisor", "event": event, **fields}
+
+
+def _dropped_as_json(count: int) -> str:
+    return json.dumps(_of_supervisor(DROPPED, "WARNING", count=count))
+
+
+def _dropped(count: int) -> str:
+    return _plain("WARNING", "supervisor", DROPPED, {"count": count})
 
 
 class _LineFormatter(logging.Formatter):
@@ -171,7 +172,7 @@ class PlainDisplay:
     """A line for each thing that a person wants to know."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = _Output(out)
+        self._out = Writer(out, _dropped)
         self._phases: dict[str, str] = {}
 
     def begin(self, processes: Sequence[Process]) -> None:
@@ -210,6 +211,7 @@ class PlainDisplay:
     def end(self) -> None:
         """Say so."""
         self._say("stopped")
+        self._out.close()
 
     def handler(self, actor: str) -> logging.Handler:
         """Log in the same form, to the same place."""
@@ -217,7 +219,7 @@ class PlainDisplay:
         return _Handler(_LineFormatter(), self._say)
 
     def _say(self, text: str) -> None:
-        self._out.line(text)
+        self._out.write(f"{text}\n")
 
 
 class TableDisplay(PlainDisplay):
@@ -229,7 +231,8 @@ class TableDisplay(PlainDisplay):
 
         super().__init__(out)
         self._processes: Sequence[Process] = ()
-        self._live = Live(console=Console(file=out), get_renderable=self._render, refresh_per_second=8)
+        console = Console(file=cast("TextIO", self._out))
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8)
         self._is_live = False
 
     def begin(self, processes: Sequence[Process]) -> None:

@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"made {own}, and allowed the client with {allowed}")
     print(f"the client's host: move {own} there over a safe way, and then")
     print(f"  omni-bus call --connect tcp://HOST:PORT --keys {args.client} TEXT")
-    print(f"to refuse it from its next connection on: rm {allowed}")
+    print(f"to cut it off: rm {allowed}")
     return 0

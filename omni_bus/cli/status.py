@@ -8,13 +8,16 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from omni_bus.cli.visit import add_visit_arguments, visit
 from omni_bus.errors import BadInput, Unavailable
+from omni_bus.observe.exposition import labels_of
 from omni_bus.runtime import rundir
+from omni_bus.wire.metrics import Metric
 
 ANSWER_S = 5.0
 """The coordinator waits a second for its actors; more than that is a fault."""
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; return 0 if all actors are live, ready and not drained, else 1."""
+    """Print the state; return 0 if all actors are live, ready and neither drained nor asleep, else 1."""
     deployments = {} if args.connect is not None else rundir.running(rundir.root(os.environ))
     if args.connect is None and args.name is None and len(deployments) != 1:
         if args.json:
@@ -40,21 +43,31 @@ def run(args: argparse.Namespace) -> int:
         return 0
     status, actors = uvloop.run(_ask(args))
     if args.json:
-        print(json.dumps({**status, "actors": actors}))
+        print(json.dumps({**status, "actors": [_with_values(actor) for actor in actors]}))
     else:
         _print(status, actors)
-    is_whole = all(actor["is_live"] and actor["is_ready"] and not actor.get("is_drained") for actor in actors)
-    return 0 if is_whole else 1
+    return 0 if all(_serves(actor) for actor in actors) else 1
 
 
 async def _ask(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     async with visit(args) as (client, _):
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, actors = await client.admin("status"), await client.admin("health")
+                # Only what is for programs has room for what the engines measure.
+                actors = await client.admin("metrics" if args.json else "health")
+                status = await client.admin("status")
         except TimeoutError:
             raise Unavailable(f"the coordinator does not answer (waited {ANSWER_S:g} s)") from None
     return status, actors
+
+
+def _with_values(actor: dict[str, Any]) -> dict[str, Any]:
+    """Write what an engine measures as one number for each name and labels; buckets of histograms are left out."""
+    if "metrics" not in actor:
+        return actor
+    samples = [sample for metric in msgspec.convert(actor["metrics"], tuple[Metric, ...]) for sample in metric.samples]
+    values = {sample.name + labels_of(sample.labels): sample.value for sample in samples if "le" not in sample.labels}
+    return {**actor, "metrics": values}
 
 
 def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
@@ -86,10 +99,15 @@ def _print(status: dict[str, Any], actors: list[dict[str, Any]]) -> None:
         if wanted != here:
             console.print(f"stage {stage}: {here} of {wanted} wanted replicas serve")
     if status["held"]:
-        console.print(f"{status['held']} requests wait for a replica that restarts")
+        console.print(f"{status['held']} requests wait for a replica that restarts or sleeps")
     _print_callers(console, status["callers"], style)
     requests = status["requests"]
     console.print("requests: " + ", ".join(f"{count} {name}" for name, count in requests.items()))
+
+
+def _serves(actor: dict[str, Any]) -> bool:
+    is_kept = actor.get("is_drained") or actor.get("is_asleep")
+    return bool(actor["is_live"] and actor["is_ready"] and not is_kept)
 
 
 def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -97,8 +115,7 @@ def _replicas(actors: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     counts: dict[str, tuple[int, int]] = {}
     for actor in actors:
         if "wanted" in actor:
-            is_serving = actor["is_live"] and actor["is_ready"] and not actor["is_drained"]
-            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + is_serving)
+            counts[actor["stage"]] = (actor["wanted"], counts.get(actor["stage"], (0, 0))[1] + _serves(actor))
     return counts
 
 

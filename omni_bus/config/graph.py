@@ -124,6 +124,22 @@ def slot_problems(
                 )
 
 
+def with_voices(
+    pipelines: Mapping[str, Pipeline], stages: Mapping[str, StageConfig], adapters: Mapping[str, type[Engine]]
+) -> dict[str, Pipeline]:
+    """Return the pipelines of a faultless deployment with the voices that their stages speak with."""
+    voices = {
+        name: adapters[name].voices(msgspec.convert(stage.options, adapters[name].Options))
+        for name, stage in stages.items()
+    }
+    return {
+        name: msgspec.structs.replace(
+            pipeline, voices=tuple(sorted({voice for stage in pipeline.stages for voice in voices[stage]}))
+        )
+        for name, pipeline in pipelines.items()
+    }
+
+
 def warnings(stages: Mapping[str, StageConfig], num_cores: int) -> list[str]:
     """Return what will work, but badly: threads that were asked for beyond the cores that there are."""
     asked = {name: stage.replicas * stage.threads for name, stage in stages.items() if stage.threads is not None}

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import msgspec
 
-from omni_bus.config.graph import build, slot_problems
+from omni_bus.config.graph import build, slot_problems, with_voices
 from omni_bus.config.layer import DEFAULT, Layer, Origin, Problem, Table, has_secret, is_secret, show_path, show_value
 from omni_bus.config.lines import key_lines
 from omni_bus.config.schema import DeploymentConfig
@@ -103,13 +103,15 @@ def load(
     lines += _problems_elsewhere(plain, by_platform, platform, name, draft)
     if lines:
         raise ConfigError(dict.fromkeys(" ".join(line.splitlines()) for line in lines))
+    config = draft.config()
+    adapters = {stage: found for stage, found in draft.adapters.items() if found is not None}
     return Loaded(
         path=file,
-        config=draft.config(),
-        pipelines=graph.pipelines,
+        config=config,
+        pipelines=with_voices(graph.pipelines, config.stages, adapters),
         served=graph.served,
         origins={show_path(at): origin for at, origin in merged.origins.items()},
-        adapters={stage: found for stage, found in draft.adapters.items() if found is not None},
+        adapters=adapters,
         protocols={gateway: found for gateway, found in draft.protocols.items() if found is not None},
     )
 

@@ -7,7 +7,7 @@ name, a gateway's protocol) is filled in on loading.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -41,6 +41,9 @@ class StageConfig(msgspec.Struct, frozen=True):
     step_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
     """An engine that makes no progress for so long, in a step or with a request that has all it needs, is stuck: the
     replica is restarted. 0 lets it take for ever. Loading is not meant; that has `start_timeout_s`."""
+    while_asleep: Literal["refuse", "queue"] = "refuse"
+    """What becomes of requests while all replicas sleep: they are refused at once, or wait within the pipeline's limits
+    and their own."""
     params: dict[str, Any] = {}
     """The adapter's parameters of each request that does not set them itself, such as ``{ temperature = 0.2 }``."""
     options: dict[str, Any] = {}

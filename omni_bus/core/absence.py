@@ -59,9 +59,9 @@ class Absence(msgspec.Struct):
 class Absences:
     """By actor name; one that is a member is not absent, whatever was said of it before."""
 
-    def __init__(self, membership: Membership, is_drained: Callable[[str], bool] = lambda name: False) -> None:
+    def __init__(self, membership: Membership, kept: Callable[[str], str] = lambda name: "") -> None:
         self._membership = membership
-        self._is_drained = is_drained
+        self._kept = kept
         self._by_name: dict[str, Absence] = {}
 
     def leave(self, actor: Actor, reason: str, now: float, *, is_returning: bool = False) -> None:
@@ -96,7 +96,7 @@ class Absences:
         """Return the error of a request that needs a stage without a replica that can serve."""
         absent = self._of(stage)
         words = [
-            f"{actor.peer.actor}: {'drained' if self._is_drained(actor.peer.actor) else actor.phase}"
+            f"{actor.peer.actor}: {self._kept(actor.peer.actor) or actor.phase}"
             for actor in self._membership.present(stage)
         ]
         words += [one.words for one in absent]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from omni_bus.ids import Peer
     from omni_bus.wire.frames import Route
 
+ASLEEP = "asleep"
+
 CUT_S = 2.0
 """Stages that were told to let go of a request have done so within this, or the answer says that they have not."""
 
@@ -36,7 +38,10 @@ class Arrangement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drained: frozenset[str] = frozenset()
     """Replicas, as ``llm.0``, that get nothing new; what they work on goes on."""
     returning: frozenset[str] = frozenset()
-    """Replicas that are being restarted: where a stage has no other one, its requests wait instead of being refused."""
+    """Replicas that are being restarted, or asleep and waited for: where a stage has no other one, its requests wait
+    instead of being refused."""
+    asleep: dict[str, int] = {}
+    """Replicas that get nothing new because their engines sleep, and the level of each."""
 
 
 class DrainArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,11 +67,13 @@ class Administration:
     Args:
         arrangement: as it is when the coordinator starts.
         awaited: replicas that served under a former coordinator and have not said hello to this one.
+        clients: all who had requests of a former coordinator, or may have.
     """
 
-    def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = ()) -> None:
+    def __init__(self, arrangement: Arrangement, awaited: Iterable[str] = (), clients: Iterable[str] = ()) -> None:
         self._arrangement = arrangement
         self._awaited = set(awaited)
+        self._clients = set(clients)
         self._served = frozenset(self._awaited)
         """Replicas to which a former coordinator bound requests of which this one may not have heard."""
         self._drains: dict[str, _Drain] = {}
@@ -76,7 +83,17 @@ class Administration:
 
     def bindable(self, replicas: Iterable[Actor]) -> list[Actor]:
         """Return the ready replicas that may get new requests."""
-        return [actor for actor in replicas if actor.peer.actor not in self._arrangement.drained]
+        return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+
+    def kept(self, replica: str) -> str:
+        """Return in a word why a replica gets nothing new; empty for one that does."""
+        if replica in self._arrangement.asleep:
+            return ASLEEP
+        return "drained" if self.is_drained(replica) else ""
+
+    def level(self, replica: str) -> int:
+        """Return at which level a replica is to sleep; 0 is awake."""
+        return self._arrangement.asleep.get(replica, 0)
 
     def is_drained(self, replica: str) -> bool:
         """Whether a replica is kept from new requests."""
@@ -97,7 +114,7 @@ class Administration:
         """Whether a former coordinator may have bound requests to a replica of which this one has not heard.
 
         The replica's own hello is not enough: what is bound to it and has not reached it is known to the client and to
-        the stages before it only. They have as long as awaited replicas to say hello.
+        the stages before it only. All of them have said hello, or had the time to, before anybody can be sure.
         """
         return replica in self._served
 
@@ -107,30 +124,37 @@ class Administration:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether replicas are awaited at all."""
-        return bool(self._awaited)
+        """Whether anybody is awaited at all."""
+        return bool(self._awaited or self._clients)
 
     def heard_of(self, name: str) -> None:
-        """A replica said hello."""
+        """A replica or a client said hello; after the last one, what nobody has told of is bound to nobody."""
         self._awaited.discard(name)
+        self._clients.discard(name)
+        if not self.is_waiting:
+            self._served = frozenset[str]()
 
     def is_down(self, name: str) -> None:
         """A replica's process is gone, and with it what was bound to it."""
-        self._awaited.discard(name)
         self._served -= {name}
+        self.heard_of(name)
 
-    def give_up(self) -> None:
-        """Who has not said hello by now is gone, and what nobody has told of is bound to nobody."""
+    def give_up(self) -> list[str]:
+        """Who has not said hello by now is gone, as far as what it had is concerned; return the clients among them."""
+        gone = sorted(self._clients)
         self._awaited.clear()
+        self._clients.clear()
         self._served = frozenset[str]()
+        return gone
 
-    def arrange(self, args: dict[str, Any]) -> None:
-        """Take a new arrangement.
+    def arrange(self, args: dict[str, Any]) -> set[str]:
+        """Take a new arrangement; return the replicas that are to sleep no longer.
 
         Raises:
             BadInput: it is malformed.
         """
-        self._arrangement = _convert(args, Arrangement, "arrange")
+        former, self._arrangement = self._arrangement, _convert(args, Arrangement, "arrange")
+        return former.asleep.keys() - self._arrangement.asleep.keys()
 
     # --- what is told of it -------------------------------------------------------------------------------
 
@@ -139,14 +163,19 @@ class Administration:
         if actor.role != "stage":
             return {}
         fields = self.marks(actor.peer.actor, actor.stage)
-        if fields["is_drained"] and actor.is_ready:
-            fields["phase"] = "draining" if outstanding else "drained"
+        kept = self.kept(actor.peer.actor)
+        if kept and actor.is_ready and actor.phase == "ready":
+            fields["phase"] = "draining" if outstanding else kept
         return fields
 
     def marks(self, replica: str, stage: str) -> dict[str, Any]:
         """Return what every row about a replica says, whether it is here or not."""
         wanted = self._arrangement.wanted
-        return {"is_drained": self.is_drained(replica), **({"wanted": wanted[stage]} if stage in wanted else {})}
+        return {
+            "is_drained": self.is_drained(replica),
+            **({"is_asleep": True} if self.level(replica) else {}),
+            **({"wanted": wanted[stage]} if stage in wanted else {}),
+        }
 
     def unheard(self, known: Container[str]) -> list[dict[str, Any]]:
         """Return a row for each wanted replica of which nothing was heard."""

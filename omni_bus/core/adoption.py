@@ -71,9 +71,12 @@ class Adoption:
 
     def on_leave(self, actor: Actor) -> None:
         """Note that an actor left or was given up: what was under way to a client may have been dropped."""
-        if actor.role == "stage":
-            return
-        self._given_up[actor.sender] = None
+        if actor.role != "stage":
+            self.give_up(actor.sender)
+
+    def give_up(self, sender: Sender) -> None:
+        """Note that everybody is told to close the way to an actor, which may be a client."""
+        self._given_up[sender] = None
         if len(self._given_up) > MAX_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
 

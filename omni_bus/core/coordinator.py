@@ -1,6 +1,6 @@
 """The thinking of the coordinator: one handler per control frame; membership, admission and binding do the parts.
 
-A request (`omni_bus.core.request` has its states) leaves in `_end`, the one place, and leaves a tombstone.
+What becomes of a request, from its submit to its end, is in `omni_bus.core.lifecycle`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from omni_bus.core.deaths import Deaths
 from omni_bus.core.effects import Common, DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.health import Health
 from omni_bus.core.intake import Intake, stopping
+from omni_bus.core.lifecycle import CANCEL_RETRY_S, Lifecycle
 from omni_bus.core.links import NONCE
 from omni_bus.core.member import FIRST_HEARTBEAT_S
 from omni_bus.core.membership import MISSED_HEARTBEATS, Actor, Membership
-from omni_bus.core.pipeline import IN
-from omni_bus.core.recovery import Recovery, error_for_lost, is_retry_safe, needed_stages, successor_of
+from omni_bus.core.recovery import Recovery, error_for_lost
 from omni_bus.core.request import Request, State
+from omni_bus.core.rests import Rests
 from omni_bus.core.roster import Roster
 from omni_bus.core.strangers import Strangers
+from omni_bus.core.ties import Ties
 from omni_bus.core.tombstones import Tombstones
 from omni_bus.errors import (
     BadFrame,
@@ -36,8 +38,6 @@ from omni_bus.errors import (
     ErrorInfo,
     OmniBusError,
     RequestCancelled,
-    StageLost,
-    Unavailable,
     from_info,
     unknown_name,
 )
@@ -46,7 +46,6 @@ from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
     Admin,
     AdminReply,
-    Admit,
     Broken,
     Cancel,
     Cancelled,
@@ -62,9 +61,8 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
-    Reject,
-    Reroute,
-    Route,
+    Rest,
+    Rested,
     Stalled,
     Submit,
     Unheard,
@@ -82,14 +80,15 @@ if TYPE_CHECKING:
 
 NOTHING_ARRANGED = Arrangement()
 
-OPERATIONS = ("arrange", "drain", "health", "pipelines", "status")
-SUPERVISED = ("arrange", "drain")
+OPERATIONS = ("arrange", "drain", "health", "metrics", "pipelines", "rest", "status")
+SUPERVISED = ("arrange", "drain", "rest")
 """Operations that only a supervisor may ask for: it keeps what they change, and tells the next coordinator."""
+HAVE_REQUESTS = ("client", "gateway")
+"""Roles of those who may have requests; the next coordinator is told of each that joined and has not left."""
+CLIENT_JOINED, CLIENT_LEFT = "client joined", "client left"
+"""Reports of that; whoever starts the next one reads them."""
 MAX_CALLER_ROWS = 100
 """Callers of each pipeline that a status names, the busiest first."""
-
-CANCEL_RETRY_S = 1.0
-"""A cancel that is not answered within this is sent again: a reconnecting link may have lost it."""
 
 
 class CoordinatorCore:
@@ -103,6 +102,8 @@ class CoordinatorCore:
         arrangement: how many replicas are wanted, and which of them get nothing new.
         awaited: replicas that served under a former coordinator: until they said hello to this one, or had the time
             to, requests for their stages wait.
+        clients: all who had requests of a former coordinator, or may have: until they, too, said hello, no replica can
+            be taken for empty.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class CoordinatorCore:
         quotas: Mapping[str, Quota] | None = None,
         arrangement: Arrangement = NOTHING_ARRANGED,
         awaited: Iterable[str] = (),
+        clients: Iterable[str] = (),
     ) -> None:
         self._me = me
         self._pipelines = pipelines
@@ -120,14 +122,12 @@ class CoordinatorCore:
         self._membership = Membership()
         self._deaths = Deaths()
         self._strangers = Strangers(self._membership, self._patience_with_strangers_s)
-        self._administration = Administration(arrangement, awaited)
-        self._absences = Absences(self._membership, self._administration.is_drained)
+        self._administration = Administration(arrangement, awaited, clients)
+        self._absences = Absences(self._membership, self._administration.kept)
         self._bindings = Bindings()
         self._admission = {name: Admission(pipeline, quotas) for name, pipeline in pipelines.items()}
         self._requests: dict[RequestId, Request] = {}
         self._roster = Roster(self._membership, self._absences, self._administration, self._bindings, self._requests)
-        self._held: dict[RequestId, None] = {}
-        """Those that wait for a replica, in order of arrival."""
         self._tombstones: Tombstones[ErrorInfo] = Tombstones()
         self._intake = Intake(
             pipelines,
@@ -138,8 +138,18 @@ class CoordinatorCore:
             tombstones=self._tombstones,
         )
         self._recovery = Recovery(self._intake.bindable, self._absences)
-        self._admitting: set[str] = set()
+        self._lifecycle = Lifecycle(
+            self._requests,
+            self._membership,
+            admission=self._admission,
+            bindings=self._bindings,
+            intake=self._intake,
+            recovery=self._recovery,
+            absences=self._absences,
+            tombstones=self._tombstones,
+        )
         self._health = Health()
+        self._rests = Rests(self._membership)
         self._adoption = Adoption(
             pipelines,
             self._membership,
@@ -151,15 +161,17 @@ class CoordinatorCore:
             absences=self._absences,
             deaths=self._deaths,
         )
+        self._ties = Ties(
+            self._membership, self._deaths, self._requests, self._patience_with_strangers_s, self._adoption.give_up
+        )
         self._breaks = Breaks(
             self._membership,
             self._absences,
             self._deaths,
             self._requests,
-            self._give_up,
+            self._lifecycle.give_up,
             self._patience_with_strangers_s,
         )
-        self._ended = {"done": 0, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 0}
         self._received: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
 
@@ -213,9 +225,10 @@ class CoordinatorCore:
             case Progress(phase=phase, fraction=fraction):
                 actor.phase, actor.fraction = phase, fraction
                 return []
-            case Ready():
-                actor.is_ready, actor.phase = True, "ready"
-                return [self._report_ready(actor, now), *self._resume(now), *self._run_held(now)]
+            case Ready(context_length=context_length):
+                actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
+                resumed = [*self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
+                return [self._report_ready(actor, now), *self._put_to_sleep(actor), *resumed]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
             case Outlook() if actor.role == "supervisor":
@@ -227,21 +240,23 @@ class CoordinatorCore:
                 return self._on_ended(peer, now, is_settled=is_settled)
             case Broken():
                 return self._breaks.on_broken(actor, frame, now)
+            case Rested():
+                return self._rests.on_rested(actor, frame)
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
-                return self._on_submit(actor, frame, now)
+                return self._lifecycle.on_submit(actor, frame, now)
             case Cancel(request=request, reason=reason):
-                return self._on_cancel(actor, request, reason, now)
+                return self._lifecycle.on_cancel(actor, request, reason, now)
             case Cancelled(request=request, freed=freed):
-                return self._on_stage_end(actor, request, freed, self._error_for_let_go(actor, request), now)
+                return self._lifecycle.on_let_go(actor, request, freed, now)
             case Done(request=request, stats=stats):
                 entry = self._requests.get(request)
                 if entry is not None and entry.pending.get(actor.stage) == actor.peer:
                     entry.stats[actor.stage] = stats
-                return self._on_stage_end(actor, request, 0, None, now)
+                return self._lifecycle.on_stage_end(actor, request, 0, None, now)
             case Failed(request=request, error=error):
-                return self._on_stage_end(actor, request, 0, from_info(error), now)
+                return self._lifecycle.on_stage_end(actor, request, 0, from_info(error), now)
             case Unheard(request=request):
                 is_hopeless = self._adoption.note_unheard(actor, request)
                 return [SetTimer(("adopted", request), now)] if is_hopeless else []
@@ -258,28 +273,32 @@ class CoordinatorCore:
         kind, of = key
         match kind:
             case "deadline":
-                return self._end_early(of, DeadlineExceeded("the request's time limit passed"), now)
+                return self._lifecycle.end_early(of, DeadlineExceeded("the request's time limit passed"), now)
             case "cancel":
-                return self._retry_cancel(of, now)
+                return self._lifecycle.retry_cancel(of, now)
             case "adopted":
                 return self._check_adopted(of, now)
             case "left":
-                return self._end_early(of, RequestCancelled("the client is gone"), now)
+                return self._lifecycle.end_early(of, RequestCancelled("the client is gone"), now)
             case "recover":
-                return self._end_recovery(of, now)
+                return self._lifecycle.end_recovery(of, now)
             case "alive":
                 return self._check_alive(of, now)
             case "health":
                 return list(self._health.on_timer(int(of)))
             case "drain":
                 return self._end_drain(of, now)
+            case "rest":
+                return self._rests.repeat(int(of), now)
             case "awaited":
-                self._administration.give_up()
-                return self._run_held(now)
+                gone = [Report(CLIENT_LEFT, {"name": name}) for name in self._administration.give_up()]
+                return [*gone, *self._lifecycle.run_held(now)]
             case "strangers":
                 return self._strangers.on_timer(now)
             case "breaks":
                 return self._breaks.lose_patience()
+            case "ties":
+                return self._ties.tell(now)
             case _:
                 raise AssertionError(f"no such timer: {key}")
 
@@ -289,14 +308,14 @@ class CoordinatorCore:
         effects: list[Common] = []
         waiting = (State.QUEUED, State.HELD, State.RECOVERING)
         for request in [r for r, entry in self._requests.items() if entry.state in waiting]:
-            effects += self._end_early(request, stopping(), now)
+            effects += self._lifecycle.end_early(request, stopping(), now)
         return effects
 
     def cut(self, now: float) -> list[Common]:
         """End every running request with an error: the time to drain is over. No effects mean that none was running."""
         effects: list[Common] = []
         for request in list(self._requests):
-            effects += self._end_early(request, stopping(), now)
+            effects += self._lifecycle.end_early(request, stopping(), now)
         return effects
 
     # --- membership ---------------------------------------------------------------------------------------
@@ -325,13 +344,22 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
-            effects.append(self._report_ready(actor, now))
+            effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
         if is_new:
-            self._administration.heard_of(hello.peer.actor)
+            has_requests = actor.role in HAVE_REQUESTS
+            effects += [Report(CLIENT_JOINED, {"name": hello.peer.actor})] if has_requests else []
+            if not has_requests or len(hello.live) <= MAX_ROUTES:  # else it has more than are taken over now
+                self._administration.heard_of(hello.peer.actor)
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
-        effects += self._breaks.on_hello(actor, now) + self._resume(now)
-        return effects + (self._run_held(now) if is_new or not was_ready else [])
+        effects += self._ties.take(hello.linked, now)
+        effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
+        return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
+
+    def _put_to_sleep(self, actor: Actor) -> list[Common]:
+        """What sleeps goes on sleeping when its process or the coordinator restarts."""
+        level = self._administration.level(actor.peer.actor)
+        return [Send(actor.peer, Rest(0, level))] if level else []
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -390,11 +418,11 @@ class CoordinatorCore:
         self._absences.take(outlook, now)
         effects = self._hurry(now)
         for request, error in self._recovery.hopeless(now):
-            effects += self._end_early(request, error, now)
+            effects += self._lifecycle.end_early(request, error, now)
         if self._membership.named(outlook.actor) is not None:
             return effects
         self._administration.is_down(outlook.actor)
-        return effects + self._run_held(now)
+        return effects + self._lifecycle.run_held(now)
 
     def _on_ended(self, peer: Peer, now: float, *, is_settled: bool) -> list[Common]:
         """A supervisor has seen a process end, now or under a former coordinator: whatever waits for it goes on."""
@@ -402,7 +430,7 @@ class CoordinatorCore:
         lost = self._membership.get(peer.sender)
         if lost is not None:
             return self._on_leave(lost, "its process ended", now, is_settled=is_settled)
-        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer)
+        return self._breaks.on_gone(peer.sender) + self._hurry(now, peer) + self._ties.tell(now)
 
     def _on_goodbye(self, actor: Actor, now: float) -> list[Common]:
         """A client that leaves has cancelled what it gave up; it has all of the rest, and the stages say so soon."""
@@ -429,8 +457,10 @@ class CoordinatorCore:
         effects: list[Common] = [
             DropTimer(("alive", actor.peer.actor)),
             Report("actor gone", {"name": actor.peer.actor, "reason": reason}),
+            *([Report(CLIENT_LEFT, {"name": actor.peer.actor})] if actor.role in HAVE_REQUESTS else []),
             *self._administration.forget(actor.peer),
             *self._health.forget(actor.peer),
+            *self._rests.on_leave(actor),
         ]
         for request, entry in list(self._requests.items()):
             if is_settled and actor.peer != entry.client and actor.peer not in entry.pending.values():
@@ -447,15 +477,16 @@ class CoordinatorCore:
             if entry.has_client_left and all(peer.sender != actor.sender for peer in entry.pending.values()):
                 return []
         if entry.route is None:
-            is_concerned = entry.client == actor.peer
-            return self._end_early(request, RequestCancelled("the client is gone"), now) if is_concerned else []
+            if entry.client != actor.peer:
+                return []
+            return self._lifecycle.end_early(request, RequestCancelled("the client is gone"), now)
         error = error_for_lost(actor, entry.route, entry.pipeline)
         if error is None:
             return []
         # By name and incarnation: a route that was told by somebody else may have another address of it.
         for stage in [stage for stage, peer in entry.pending.items() if peer.sender == actor.sender]:
-            self._release(entry, stage)
-        return self._give_up(request, entry, error, now)
+            self._lifecycle.release(entry, stage)
+        return self._lifecycle.give_up(request, entry, error, now)
 
     # --- connections that break ---------------------------------------------------------------------------
 
@@ -468,22 +499,29 @@ class CoordinatorCore:
         if pong.nonce > NONCE:
             return self._health.on_pong(actor.sender, pong, now)
         effects = self._breaks.on_pong(actor, pong.nonce, now)
-        return [*effects, *self._resume(now)] if effects else []
+        return [*effects, *self._lifecycle.resume(now)] if effects else []
 
     def _check_adopted(self, request: RequestId, now: float) -> list[Common]:
         """Who takes part in an adopted request and is known to be gone, or has had the time to say hello, is lost."""
         entry = self._requests.get(request)
         if entry is None:
             return []
+        took_part = dict(entry.pending)
+        effects = self._end_adopted(request, entry, now)
+        # Others may have sent them something for this request since they said hello.
+        lost = [peer for stage, peer in took_part.items() if stage not in entry.pending]
+        return effects + self._ties.take([*lost, entry.client], now, until=now)
+
+    def _end_adopted(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         absent, error = self._adoption.missing(entry)
         entry.wants_ack = entry.wants_ack and not isinstance(error, RequestCancelled)
         for stage in absent:
-            self._release(entry, stage)
+            self._lifecycle.release(entry, stage)
         broken, for_broken = (None, None) if error is not None else self._breaks.former(entry, now)
         error = error or for_broken
         if error is None:
-            return self._settle(request, entry, now) if absent else []
-        effects = self._give_up(request, entry, error, now)
+            return self._lifecycle.settle(request, entry, now) if absent else []
+        effects = self._lifecycle.give_up(request, entry, error, now)
         if broken is not None:
             effects += self._breaks.confirm(broken, entry.client)
         if request in self._requests and self._adoption.missing(entry)[0]:
@@ -499,247 +537,6 @@ class CoordinatorCore:
             and (because_of is None or because_of in (entry.client, *entry.pending.values()))
             and self._adoption.is_hopeless(entry)
         ]
-
-    # --- recovery -----------------------------------------------------------------------------------------
-
-    def _give_up(self, request: RequestId, entry: Request, error: OmniBusError, now: float) -> list[Common]:
-        """End a request that lost an actor, and put up its successor if it may have one."""
-        is_hopeless = any(self._absences.is_degraded(stage) for stage in needed_stages(entry.edges))
-        found = None if self._intake.is_closed or is_hopeless else successor_of(entry, error)
-        if found is None or self._intake.is_used(found[0]) or self._membership.get(entry.client.sender) is None:
-            return self._end_early(request, error, now) + self._settle(request, entry, now)
-        name, successor = found
-        self._requests[name] = successor
-        deadline = successor.deadline
-        effects: list[Common] = [] if deadline is None else [SetTimer(("deadline", name), deadline)]
-        # Before its predecessor's place is free, so that it goes ahead of the queue; the client hears of it later.
-        is_ready = self._recovery.is_ready(successor)
-        resumed = self._offer_again(name, successor, now) if is_ready else self._recovery.wait(name, successor, now)
-        effects += self._end_early(request, error, now, successor=name)
-        return effects + self._settle(request, entry, now) + resumed
-
-    def _resume(self, now: float) -> list[Common]:
-        """Offer those for admission again whose stages all have a replica now."""
-        effects: list[Common] = []
-        for request, entry in self._recovery.take_ready():
-            effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]
-        return effects
-
-    def _offer_again(self, request: RequestId, entry: Request, now: float) -> list[Common]:
-        entry.move("replicas ready")
-        may_run = self._admission[entry.pipeline.name].offer(entry.submit, None, now, is_back=True).may_run
-        return self._run(request, entry, now) if may_run else []
-
-    def _strand(self, request: RequestId, entry: Request, error: Unavailable, now: float) -> list[Common]:
-        """Have a request whose turn it is wait for a stage that lost its last replica, if one may come in time."""
-        if not self._recovery.may_wait(entry, error.stage, now):
-            return self._end_early(request, error, now)
-        self._held.pop(request, None)
-        entry.move("no replica")
-        self._admission[entry.pipeline.name].leave(request, now)
-        return self._recovery.wait(request, entry, now) + self._admit_waiting(entry.pipeline.name, now)
-
-    def _end_recovery(self, request: RequestId, now: float) -> list[Common]:
-        """No replica came in time."""
-        error = self._recovery.error_after_wait(request, now)
-        return self._resume(now) if error is None else self._end_early(request, error, now)
-
-    # --- requests -----------------------------------------------------------------------------------------
-
-    def _on_submit(self, actor: Actor, submit: Submit, now: float) -> list[Common]:
-        live = self._requests.get(submit.request)
-        if live is not None and live.client == actor.peer:
-            if submit == live.submit:
-                # A refusal would end the request for its client only, who would leave its stages without credit.
-                return [Report("submit came twice", {"name": actor.peer.actor, "request": submit.request})]
-            if submit.attempt > live.submit.attempt:
-                return self._on_repeated(submit, live)
-        try:
-            entry = self._intake.accept(actor.peer, submit, now)
-            admission = self._admission[submit.pipeline]
-            offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
-        except OmniBusError as error:
-            self._ended["rejected"] += 1
-            fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
-            reject = Reject(submit.request, error.to_info(), submit.attempt)
-            return [Send(actor.peer, reject), Report("request ended", fields)]
-        self._requests[submit.request] = entry
-        effects: list[Common] = []
-        if entry.deadline is not None:
-            effects.append(SetTimer(("deadline", submit.request), entry.deadline))
-        if offer.pushed_out is not None:
-            effects += self._end_early(offer.pushed_out, admission.overloaded(), now)
-        return effects + (self._run(submit.request, entry, now) if offer.may_run else [])
-
-    def _on_repeated(self, submit: Submit, entry: Request) -> list[Common]:
-        """Its client has not heard of a live request, and wants the answer to this attempt."""
-        entry.submit = submit
-        if entry.state is State.ENDING and entry.error is not None:
-            return [Send(entry.client, Failed(submit.request, entry.error))]
-        return [] if entry.route is None else [Send(entry.client, Admit(entry.route, submit.attempt))]
-
-    def _run(self, request: RequestId, entry: Request, now: float) -> list[Common]:
-        """Bind every needed stage and answer with the route."""
-        try:
-            replicas = self._intake.replicas(entry.edges, now)
-        except Unavailable as error:
-            return self._strand(request, entry, error, now)
-        if replicas is None:
-            if entry.state is State.QUEUED:
-                entry.move("held")
-                self._held[request] = None
-            return []
-        self._held.pop(request, None)
-        entries = {edge.target for edge in entry.edges if edge.source == IN}
-        stages = {
-            name: self._bindings.bind(name, found, entry.submit, entry.pipeline.routing, is_entry=name in entries)
-            for name, found in replicas.items()
-        }
-        entry.route = Route(
-            request=request,
-            pipeline=entry.pipeline.name,
-            gateway=entry.client,
-            stages=stages,
-            edges=entry.edges,
-            priority=entry.submit.priority,
-            timeout_s=None if entry.deadline is None else max(0.0, entry.deadline - now),
-            trace=entry.submit.trace,
-            key=entry.submit.key,
-            is_retry=entry.cause is not None,
-            wants_metrics=entry.submit.wants_metrics,
-        )
-        entry.pending = dict(stages)
-        entry.move("admitted")
-        return [Send(entry.client, Admit(entry.route, entry.submit.attempt))]
-
-    def _run_held(self, now: float) -> list[Common]:
-        """Replicas or their arrangement changed: whoever waits for one may find it, or learn that there is none."""
-        effects: list[Common] = []
-        for request in sorted(self._held, key=lambda request: -self._requests[request].submit.priority):
-            entry = self._requests.get(request)
-            if entry is not None and entry.state is State.HELD:
-                effects += self._run(request, entry, now)
-        return effects
-
-    def _on_cancel(self, actor: Actor, request: RequestId, reason: str, now: float) -> list[Common]:
-        entry = self._requests.get(request)
-        if entry is None:
-            # Remembered, since a stage that still holds it may say hello only now.
-            self._tombstones.bury(request, RequestCancelled(reason or "cancelled by the client").to_info())
-            return [Send(actor.peer, Cancelled(request))]
-        if entry.client != actor.peer:
-            return [Report("cancel by a stranger", {"name": actor.peer.actor, "request": request})]
-        entry.wants_ack = True
-        return self._end_early(request, RequestCancelled(reason or "cancelled by the client"), now)
-
-    def _on_stage_end(
-        self, actor: Actor, request: RequestId, freed: int, error: OmniBusError | None, now: float
-    ) -> list[Common]:
-        """A stage has finished, failed or let go; late and repeated ends change nothing."""
-        entry = self._requests.get(request)
-        if entry is None or entry.pending.get(actor.stage) != actor.peer:
-            return []
-        entry.freed += freed
-        self._release(entry, actor.stage)
-        if isinstance(error, StageLost) and entry.route is not None:
-            # It missed chunks, or let go of a former attempt. Whether a retry is safe is for us to say, who know the
-            # pipeline.
-            error.is_retry_safe = is_retry_safe(entry.route, entry.pipeline)
-            return self._give_up(request, entry, error, now) + self._resume(now)
-        effects = [] if error is None else self._end_early(request, error, now)
-        return effects + self._settle(request, entry, now)
-
-    def _error_for_let_go(self, actor: Actor, request: RequestId) -> OmniBusError:
-        """Return what a request ends with that a stage let go of before we asked: a former coordinator did.
-
-        If it ended the request, as one that we adopted, that was for its own reason. If we admitted it, an earlier
-        attempt of the same id was cancelled of which the client never heard: then nothing of this one was done there.
-        """
-        entry = self._requests.get(request)
-        if entry is None or entry.route is None or entry.is_adopted:
-            return RequestCancelled(f"stage '{actor.stage}' was told to let go", stage=actor.stage)
-        return StageLost(
-            f"stage '{actor.stage}' (actor {actor.peer.actor}) was told to let go of a former attempt",
-            stage=actor.stage,
-            is_retry_safe=is_retry_safe(entry.route, entry.pipeline),
-        )
-
-    def _release(self, entry: Request, stage: str) -> None:
-        """One stage has nothing of the request any more."""
-        self._bindings.release(entry.pending.pop(stage).sender, entry.submit)
-
-    def _settle(self, request: RequestId, entry: Request, now: float) -> list[Common]:
-        """End a request once no stage holds anything of it."""
-        if entry.pending or request not in self._requests:
-            return []
-        if entry.state is State.RUNNING:
-            entry.move("all stages done")
-            return self._end(request, "done", now)
-        entry.move("all stages let go")
-        return self._end(request, "", now)
-
-    def _end_early(self, request: RequestId, error: OmniBusError, now: float, successor: str = "") -> list[Common]:
-        """Tell the client, once, and have every stage that is still at work let go."""
-        entry = self._requests.get(request)
-        if entry is None or entry.state is State.ENDING:
-            return []
-        outcome = "rerouted" if successor else "cancelled" if isinstance(error, RequestCancelled) else "failed"
-        self._ended[outcome] += 1
-        was_waiting = entry.state in (State.QUEUED, State.HELD, State.RECOVERING)
-        entry.move("ended early")
-        entry.error = error.to_info()
-        effects: list[Common] = [DropTimer(("deadline", request)), entry.account(outcome, error, now)]
-        if not entry.wants_ack and not entry.has_client_left:
-            frame = Failed(request, entry.error)
-            if was_waiting:
-                frame = Reject(request, entry.error, entry.submit.attempt)
-            elif successor:
-                frame = Reroute(request, successor, entry.error)
-            effects += self._to_members(frame, entry.client)
-        if was_waiting:
-            return effects + self._end(request, "", now)
-        effects += self._to_members(Cancel(request, error.code), *entry.pending.values())
-        if entry.pending:
-            effects.append(SetTimer(("cancel", request), now + CANCEL_RETRY_S))
-        return effects + self._settle(request, entry, now)
-
-    def _retry_cancel(self, request: RequestId, now: float) -> list[Common]:
-        entry = self._requests.get(request)
-        if entry is None or not entry.pending:
-            return []
-        again = self._to_members(Cancel(request, "again"), *entry.pending.values())
-        return [*again, SetTimer(("cancel", request), now + CANCEL_RETRY_S)]
-
-    def _to_members(self, frame: AnyFrame, *peers: Peer) -> list[Common]:
-        """Send to those who are here: an adopted request may name peers that never were, and a hello tells the rest."""
-        return [Send(peer, frame) for peer in peers if self._membership.get(peer.sender) is not None]
-
-    def _end(self, request: RequestId, outcome: str, now: float) -> list[Common]:
-        """The one place where a request leaves; its place goes to the next one that waits."""
-        entry = self._requests.pop(request)
-        self._held.pop(request, None)
-        self._recovery.leave(request)
-        self._tombstones.bury(request, entry.error)
-        effects: list[Common] = []
-        if outcome:
-            self._ended[outcome] += 1
-            effects.append(entry.account(outcome, None, now))
-        effects += [DropTimer((kind, request)) for kind in ("deadline", "cancel", "adopted", "left", "recover")]
-        if entry.wants_ack:
-            effects.append(Send(entry.client, Cancelled(request, entry.freed)))
-        self._admission[entry.pipeline.name].leave(request, now)
-        return effects + self._admit_waiting(entry.pipeline.name, now)
-
-    def _admit_waiting(self, pipeline: str, now: float) -> list[Common]:
-        """Run whoever waits and now may; one that can't be bound ends and comes back here, which must not nest."""
-        effects: list[Common] = []
-        if pipeline in self._admitting:
-            return effects
-        self._admitting.add(pipeline)
-        while (waiting := self._admission[pipeline].next(now)) is not None:
-            effects += self._run(waiting, self._requests[waiting], now)
-        self._admitting.discard(pipeline)
-        return effects
 
     # --- administration -----------------------------------------------------------------------------------
 
@@ -761,20 +558,31 @@ class CoordinatorCore:
         if frame.op in SUPERVISED and actor.role != "supervisor":
             raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
         match frame.op:
-            case "health":
+            case "health" | "metrics":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
                 absent = self._roster.absent(now)
-                return self._health.begin(actor.peer, frame.call, others, absent, now, self._roster.marks)
+                return self._health.begin(
+                    *(actor.peer, frame.call, others, absent, now, self._roster.marks),
+                    wants_metrics=frame.op == "metrics",
+                )
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]
             case "pipelines":
                 return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
-                self._administration.arrange(frame.args)
-                return [Send(actor.peer, AdminReply(frame.call)), *self._resume(now), *self._run_held(now)]
+                # One that came back while it was to sleep was told so, and may sleep although the order failed.
+                woken = [self._membership.named(name) for name in self._administration.arrange(frame.args)]
+                return [
+                    Send(actor.peer, AdminReply(frame.call)),
+                    *(Send(other.peer, Rest(0, 0)) for other in woken if other is not None and other.is_ready),
+                    *self._lifecycle.resume(now),
+                    *self._lifecycle.run_held(now),
+                ]
             case "drain":
                 return self._administration.drain(actor.peer, frame.call, frame.args, now)
+            case "rest":
+                return self._rests.begin(actor.peer, frame.call, frame.args, now)
             case _:
                 raise AssertionError(f"no such operation: {frame.op}")
 
@@ -782,14 +590,14 @@ class CoordinatorCore:
         effects, cut = self._administration.on_timer(number, self._roster.outstanding, now)
         for name in cut:
             for request, entry in self._roster.takes_part(name):
-                effects += self._end_early(request, error_for_cut(name, entry.route, entry.pipeline), now)
+                effects += self._lifecycle.end_early(request, error_for_cut(name, entry.route, entry.pipeline), now)
         return effects
 
     def _status(self, now: float) -> dict[str, Any]:
         return {
             "is_draining": self._intake.is_closed,
-            "requests": {"live": len(self._requests), **self._ended},
-            "held": len(self._held),
+            "requests": {"live": len(self._requests), **self._lifecycle.ended},
+            "held": len(self._lifecycle.held),
             "frames": {"received": dict(self._received), "sent": dict(self._sent)},
             "pipelines": {name: admission.counts._asdict() for name, admission in self._admission.items()},
             "callers": [row for admission in self._admission.values() for row in admission.callers()[:MAX_CALLER_ROWS]],

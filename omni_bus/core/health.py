@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
@@ -57,6 +58,8 @@ class Health:
         absent: list[dict[str, Any]],
         now: float,
         marks: Marks = unmarked,
+        *,
+        wants_metrics: bool = False,
     ) -> list[Common]:
         """Ping every actor; rows of the absent go into the answer as they are.
 
@@ -67,6 +70,7 @@ class Health:
             absent: rows of those that should be here and are not.
             now: monotonic seconds.
             marks: further fields of an actor's row.
+            wants_metrics: rows also have ``metrics``, what the actor's engine measures.
         """
         self._num_rounds += 1
         nonce = self._num_rounds
@@ -74,7 +78,7 @@ class Health:
         self._rounds[nonce] = round_
         if not round_.actors:
             return self._end(nonce)
-        pings: list[Common] = [Send(actor.peer, Ping(nonce)) for actor in round_.actors]
+        pings: list[Common] = [Send(actor.peer, Ping(nonce, wants_metrics)) for actor in round_.actors]
         return [*pings, SetTimer(("health", str(nonce)), now + ROUND_TRIP_S)]
 
     def on_pong(self, sender: Sender, pong: Pong, now: float) -> list[Common]:
@@ -87,6 +91,7 @@ class Health:
             "is_live": True,
             "round_trip_s": round(now - round_.started_at, 6),
             "stats": asdict(pong.stats),
+            **({"metrics": to_builtins(pong.metrics)} if pong.metrics else {}),
         }
         return [] if round_.waiting else self._end(pong.nonce)
 

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from omni_bus.core.effects import Common, Forget, Leave, Send, SetTimer
-from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.pipeline import IN
 from omni_bus.errors import from_info
 from omni_bus.ids import Peer
@@ -24,6 +23,7 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rested,
     Role,
     Route,
     StageStats,
@@ -32,14 +32,19 @@ from omni_bus.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from omni_bus.core.edge import InEdge
+    from omni_bus.errors import OmniBusError
     from omni_bus.ids import EdgeId
     from omni_bus.wire.frames import ControlFrame
+    from omni_bus.wire.metrics import Metric
 
 COORDINATOR = "coordinator"
 FIRST_HEARTBEAT_S = 1.0
+MISSED_ANSWERS = 3
+"""So many heartbeats that a coordinator has not answered mean that it hangs: nothing that it does takes a tenth of a
+second, while an engine may keep its stage from beating for longer."""
 _BEAT = ("heartbeat", "")
 
 
@@ -78,6 +83,8 @@ class Member:
         replica: int = 0,
         live: Callable[[], tuple[Running, ...]] = tuple,
         stats: Callable[[], StageStats] = StageStats,
+        linked: Callable[[], Iterable[Peer]] = tuple,
+        metrics: Callable[[], tuple[Metric, ...]] = tuple,
     ) -> None:
         self.me = me
         self.coordinator = coordinator
@@ -87,6 +94,9 @@ class Member:
         self._replica = replica
         self._live = live
         self._stats = stats
+        self._linked = linked
+        self._metrics = metrics
+        self._context_length: int | None = None
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -104,10 +114,16 @@ class Member:
         """Tell how far the start is."""
         return [self._to_coordinator(Progress(phase, fraction))]
 
-    def ready(self) -> list[Common]:
-        """Tell that this actor can serve."""
+    def ready(self, context_length: int | None = None) -> list[Common]:
+        """Tell that this actor can serve, and how many tokens at most."""
         self.is_ready = True
-        return [self._to_coordinator(Ready())]
+        self._context_length = context_length
+        return [self._to_coordinator(Ready(context_length))]
+
+    def rested(self, number: int, error: OmniBusError | None) -> list[Common]:
+        """Tell that the engine sleeps or is awake as it was told to, or why not; number 0 wants no answer."""
+        answer = [self._to_coordinator(Rested(number, None if error is None else error.to_info()))] if number else []
+        return [self._to_coordinator(Progress("ready", 1.0)), *answer]
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
@@ -153,7 +169,7 @@ class Member:
 
         They are counted, not timed: whoever was held up itself has not sent them. Those of stages are never answered.
         """
-        return self._num_unanswered > MISSED_HEARTBEATS
+        return self._num_unanswered > MISSED_ANSWERS
 
     def on_frame(self, frame: Welcome | Refused | Introduce | Ping | Lost | Broken, now: float) -> list[Common]:
         """Answer the coordinator.
@@ -178,8 +194,9 @@ class Member:
                 if self._broken.get(target) == frame:
                     del self._broken[target]
                 return []
-            case Ping(nonce=nonce):
-                return [self._to_coordinator(Pong(nonce, self._stats()))]
+            case Ping(nonce=nonce, wants_metrics=wants_metrics):
+                metrics = self._metrics() if wants_metrics else ()
+                return [self._to_coordinator(Pong(nonce, self._stats(), metrics))]
             case Lost(peer=peer):
                 self._broken.pop(peer, None)
                 return [Forget(peer)]
@@ -202,6 +219,8 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
+            tuple(peer for peer in self._linked() if peer != self.coordinator),
+            self._context_length,
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

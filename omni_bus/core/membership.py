@@ -30,6 +30,8 @@ class Actor(msgspec.Struct):
     fraction: float
     since: float
     seen_at: float
+    context_length: int | None = None
+    """Of a stage's replica that is ready: tokens of prompt and answer together."""
 
     @property
     def sender(self) -> Sender:
@@ -47,6 +49,7 @@ class Actor(msgspec.Struct):
             "fraction": self.fraction,
             "is_ready": self.is_ready,
             "elapsed_s": round(now - self.since, 3),
+            **({} if self.context_length is None else {"context_length": self.context_length}),
         }
 
 
@@ -89,6 +92,7 @@ class Membership:
             fraction=0.0,
             since=now if known is None else known.since,
             seen_at=now,
+            context_length=hello.context_length,
         )
         self._by_name[hello.peer.actor] = actor
         if hello.role == "stage":

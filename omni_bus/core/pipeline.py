@@ -31,6 +31,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     max_queued_bytes: int = 256 * 1024 * 1024
     routing: Routing = "prefix"
+    voices: tuple[str, ...] = ()
+    """Voices that its stages speak with by themselves, sorted."""
     params: dict[str, dict[str, Any]] = {}
     """What a request may set on each stage: the JSON Schema of each parameter, by its name."""
 

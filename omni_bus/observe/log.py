@@ -16,7 +16,7 @@ import msgspec
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-LIFECYCLE = frozenset({"phase", "listening", "actor ready"})
+LIFECYCLE = frozenset({"phase", "listening", "actor ready", "client joined", "client left"})
 """Events by which the supervisor knows how its processes are; written whatever the level."""
 
 

@@ -66,6 +66,22 @@ class Scale(_Order, frozen=True):
     is_forced: bool = False
 
 
+class Sleep(_Order, frozen=True):
+    """Have the engines of these stages or replicas sleep once they have no requests left."""
+
+    targets: tuple[str, ...]
+    level: int = 1
+    """1 lets go of accelerator memory and keeps the weights, 2 lets go of all."""
+    timeout_s: float | None = None
+    is_forced: bool = False
+
+
+class Wake(_Order, frozen=True):
+    """Wake them, and give them requests again; with no target, all that sleep."""
+
+    targets: tuple[str, ...] = ()
+
+
 class News(msgspec.Struct, frozen=True, tag=True):
     """What became of one process in the course of an order."""
 
@@ -82,7 +98,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Order: TypeAlias = Drain | Resume | Restart | Scale
+Order: TypeAlias = Drain | Resume | Restart | Scale | Sleep | Wake
 Say: TypeAlias = "Callable[[News], None]"
 
 _orders = msgspec.json.Decoder(Order)

@@ -42,7 +42,9 @@ class Deployment(msgspec.Struct, frozen=True):
     drained: frozenset[str] = frozenset()
     """Replicas that get no new requests, by actor name."""
     returning: frozenset[str] = frozenset()
-    """Replicas that are being restarted."""
+    """Replicas that are being restarted, or asleep with requests that wait for them."""
+    asleep: dict[str, int] = {}
+    """Replicas whose engines sleep, by actor name, and the level of each."""
     log_level: str = "INFO"
     state_dir: str = ""
     """Kept between starts, and can't be made again: uploaded files. By default they go with `run_dir`."""
@@ -64,7 +66,7 @@ class Deployment(msgspec.Struct, frozen=True):
     def arrangement(self) -> Arrangement:
         """What the coordinator needs to know of the stages."""
         wanted = {stage: config.replicas for stage, config in self.config.stages.items()}
-        return Arrangement(wanted, self.drained, self.returning)
+        return Arrangement(wanted, self.drained, self.returning, self.asleep)
 
     @property
     def arena(self) -> ArenaLimits:

@@ -13,6 +13,7 @@ from omni_bus.bus.link import Link
 from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer
 from omni_bus.core.member import COORDINATOR
 from omni_bus.errors import BadFrame, InputTooLarge, Unavailable
+from omni_bus.runtime.watch import FileWatch
 from omni_bus.wire.frames import DATA_FRAMES, Open
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ class Driver:
             on_refused=self._refused_by,
         )
         self.allocate = self._link.allocate
+        self._key_watch = None
+        if curve is not None and not curve.is_client and listen.startswith("tcp://"):
+            self._key_watch = FileWatch((), self._link.recheck_keys, folders=(curve.allowed_folder,))
 
     @property
     def me(self) -> Peer:
@@ -99,6 +103,11 @@ class Driver:
     def address(self) -> dict[str, str]:
         """This actor as a supervisor reads it from the log."""
         return {"endpoint": self.me.endpoint, "incarnation": f"{self.me.incarnation:016x}"}
+
+    @property
+    def linked(self) -> list[Peer]:
+        """The actors to whom this one holds a link."""
+        return self._link.peers
 
     @property
     def now(self) -> float:
@@ -142,6 +151,8 @@ class Driver:
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
+        if self._key_watch is not None:
+            self._key_watch.close()
         await self._link.close(linger_s)
 
     def _send(self, peer: Peer, frame: AnyFrame) -> None:

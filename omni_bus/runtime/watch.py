@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -26,19 +27,22 @@ class FileWatch:
     Args:
         paths: the files; they need not be there.
         on_change: called on the running loop, once for all that happened together.
+        folders: whatever changes in these counts as well.
 
     Raises:
         OSError: the kernel gives no more watches.
     """
 
-    def __init__(self, paths: Iterable[str], on_change: Callable[[], None]) -> None:
+    def __init__(self, paths: Iterable[str], on_change: Callable[[], None], folders: Iterable[str] = ()) -> None:
         # Here, since few processes watch anything, and finding the C library takes a while.
         from inotify_simple import INotify
 
-        self._paths = tuple(paths)
+        self._folders = tuple(folders)
+        self._paths = (*paths, *self._folders)
         self._on_change = on_change
         self._inotify = INotify(nonblocking=True)
         self._names: dict[int, set[str]] = {}
+        self._wholes: set[int] = set()
         try:
             self._watch()
         except OSError:
@@ -66,16 +70,22 @@ class FileWatch:
                     logger.warning("a folder can't be watched", extra={"fields": {"why": str(error)}})
                     continue
                 self._names.setdefault(watch, set()).add(name)
+        self._wholes = set()
+        for folder in self._folders:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may come, which is seen
+                self._wholes.add(self._inotify.add_watch(folder, wanted))
 
     def _on_readable(self) -> None:
         from inotify_simple import flags
 
         has_changed = False
         for event in self._inotify.read(timeout=0):
-            if event.mask & flags.CREATE and not self._is_link(event.name):
+            is_folder = bool(event.mask & flags.ISDIR)
+            if event.mask & flags.CREATE and not is_folder and not self._is_link(event.name):
                 continue  # an empty file so far; its writer closes it when it is whole
             has_lost_track = event.mask & (flags.Q_OVERFLOW | flags.IGNORED)
-            has_changed |= bool(has_lost_track) or event.name in self._names.get(event.wd, ())
+            is_watched = event.wd in self._wholes or event.name in self._names.get(event.wd, ())
+            has_changed |= bool(has_lost_track) or is_watched
             if event.mask & flags.IGNORED:
                 self._names.pop(event.wd, None)
         if has_changed:

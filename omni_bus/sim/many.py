@@ -47,7 +47,7 @@ class Summary(msgspec.Struct):
         self.num_steps += world.num_steps
         self.faults.update(world.faults.struck)
         self.frames.update({kind.__name__: count for kind, count in world.sent.items()})
-        self.ends.update(world.coordinator.core._ended)
+        self.ends.update(world.coordinator.core._lifecycle.ended)
 
 
 def run_block(first: int, count: int) -> Summary:

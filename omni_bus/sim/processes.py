@@ -59,6 +59,8 @@ class Process(ABC):
         self.has_retired = False
         self.is_settled = False
         """It has left, and all that it ever sent has arrived."""
+        self.linked: dict[Peer, None] = {}
+        """Whom it has sent something, and has not been told to forget since."""
         self._timers: dict[TimerKey, object] = {}
 
     @abstractmethod
@@ -94,6 +96,7 @@ class Process(ABC):
         for effect in effects:
             match effect:
                 case Send(peer=peer, frame=frame):
+                    self.linked[peer] = None
                     self.world.send(self, peer, frame)
                 case SetTimer(key=key, at=at):
                     mark = self._timers[key] = object()
@@ -103,8 +106,10 @@ class Process(ABC):
                     self._timers.pop(key, None)
                 case Report() | Forget():
                     self.world.trace("   report by", self, effect)
-                    if isinstance(effect, Report) and effect.event == "actor ready":
-                        self.world.on_ready(effect.fields["name"])
+                    if isinstance(effect, Forget):
+                        self.linked.pop(effect.peer, None)
+                    if isinstance(effect, Report):
+                        self.world.on_report(effect.event, effect.fields.get("name", ""))
                 case Leave(error=error):
                     raise Violation(f"{self.name} was told to leave: {error}")
                 case _:
@@ -131,7 +136,13 @@ class CoordinatorProcess(Process):
         super().__init__(world, COORDINATOR)
         scenario = world.scenario
         self.core = CoordinatorCore(
-            self.peer, scenario.pipelines, scenario.heartbeat_s, scenario.quotas, world.arrangement, awaited or ()
+            self.peer,
+            scenario.pipelines,
+            scenario.heartbeat_s,
+            scenario.quotas,
+            world.arrangement,
+            awaited or (),
+            sorted(world.clients),
         )
         self._bound: set[RequestId] = set()
         self._live: set[RequestId] = set()
@@ -184,9 +195,10 @@ class CoordinatorProcess(Process):
         """
         core = self.core
         requests = core._requests
-        if core._held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
-            raise Violation(f"waiting for a replica are {list(core._held)}, which differs from the table")
-        self.world.num_held += len(core._held)
+        held = core._lifecycle.held
+        if held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
+            raise Violation(f"waiting for a replica are {list(held)}, which differs from the table")
+        self.world.num_held += len(held)
         for request, entry in requests.items():
             if entry.route is not None and not entry.is_adopted and request not in self._bound:
                 self._bound.add(request)
@@ -199,7 +211,7 @@ class CoordinatorProcess(Process):
                 self._check_successor(request, requests[request])
                 self.world.num_adopted += requests[request].is_adopted
             self._live = set(requests)
-        ended = sum(core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
+        ended = sum(core._lifecycle.ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(1 for entry in requests.values() if entry.state is RequestState.ENDING)
         if ended != len(self.entered) - len(requests) + num_ending:
             raise Violation(f"{ended} terminal transitions of {len(self.entered)} requests, {len(requests)} live")
@@ -359,6 +371,7 @@ class StageProcess(MemberProcess):
             replica=replica,
             live=lambda: self.core.running,
             stats=lambda: self.core.stats,
+            linked=lambda: self.linked,
         )
         self._sources = {name: sources(pipeline) for name, pipeline in world.scenario.pipelines.items()}
         self.engine = ScriptedEngine(self)
@@ -475,7 +488,9 @@ class GatewayProcess(MemberProcess):
         super().__init__(world, name)
         coordinator = coordinator_peer("sim://coordinator")
         self.core = ClientCore(coordinator)
-        self.member = Member(self.peer, "gateway", coordinator, live=lambda: self.core.running)
+        self.member = Member(
+            self.peer, "gateway", coordinator, live=lambda: self.core.running, linked=lambda: self.linked
+        )
         self.application = Application(self, requests)
 
     def start(self) -> None:

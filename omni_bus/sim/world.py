@@ -76,6 +76,8 @@ class World:
         self._num_incarnations = 0
         self.faults = Faults(self)
         self.supervisor: SupervisorProcess | None = None
+        self.clients: set[str] = set()
+        """Who may have requests, by the word of all coordinators so far."""
         self._unready = {f"{stage}.{n}" for stage, plan in self.scenario.stages.items() for n in range(plan.replicas)}
         self._start()
 
@@ -127,16 +129,24 @@ class World:
         faults, heartbeat_s = self.scenario.faults, self.scenario.heartbeat_s
         is_gentle = not faults or (
             all(fault.kind == "kill_coordinator" for fault in faults)
-            # After five beats without an answer clients give up what was not admitted.
+            # After three beats without an answer clients give up what was not admitted.
             and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
         )
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
 
-    def on_ready(self, name: str) -> None:
-        """A coordinator calls an actor ready."""
-        self._unready.discard(name)
-        if self.supervisor is not None:
-            self.supervisor.on_ready(name)
+    def on_report(self, event: str, name: str) -> None:
+        """A coordinator says something of an actor that its supervisor reads."""
+        match event:
+            case "actor ready":
+                self._unready.discard(name)
+                if self.supervisor is not None:
+                    self.supervisor.on_ready(name)
+            case "client joined":
+                self.clients.add(name)
+            case "client left":
+                self.clients.discard(name)
+            case _:
+                pass
 
     def on_death(self, name: str) -> None:
         """A process was killed."""
@@ -200,7 +210,15 @@ class World:
 
     def _left(self) -> str:
         """What is still held, in words; empty for nothing."""
-        return "; ".join(left for process in self.processes.values() if process.is_alive and (left := process.held()))
+        live = [process for process in self.processes.values() if process.is_alive]
+        held = [left for process in live if (left := process.held())]
+        return "; ".join(held + [left for process in live if (left := self._linked_to_the_dead(process))])
+
+    def _linked_to_the_dead(self, process: Process) -> str:
+        """Sockets to incarnations that are no more, and with them what these were lent; empty for none."""
+        live = {other.peer for other in self.processes.values() if other.is_alive}
+        dead = [peer for peer in process.linked if peer.actor != COORDINATOR and peer not in live]
+        return f"{process.name} has links to the dead {dead}" if dead and process is not self.coordinator else ""
 
     # --- links --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import msgspec
 
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import EdgeId, Peer, RequestId
+from omni_bus.wire.metrics import Metric
 from omni_bus.wire.payloads import Payload
 
 PROTOCOL_VERSION = 1
@@ -134,7 +135,8 @@ class Hello(Frame, frozen=True):
     """I am here. Sent first, and again when asked by `Introduce`; `live` lets a new coordinator rebuild its table.
 
     `ran_s` says for each of them how long it has run, so that its time limit does not begin anew, and `received` whose
-    whole output has come here: such a stage may have left since, and is not missed.
+    whole output has come here: such a stage may have left since, and is not missed. `linked` are the actors to whom it
+    holds a link; those that are gone it is told of.
     """
 
     version: int
@@ -146,6 +148,9 @@ class Hello(Frame, frozen=True):
     live: tuple[Route, ...] = ()
     ran_s: tuple[float, ...] = ()
     received: tuple[tuple[str, ...], ...] = ()
+    linked: tuple[Peer, ...] = ()
+    context_length: int | None = None
+    """As in `Ready`."""
 
 
 class Welcome(Frame, frozen=True):
@@ -177,7 +182,9 @@ class Progress(Frame, frozen=True):
 
 
 class Ready(Frame, frozen=True):
-    """I can serve."""
+    """I can serve, up to so many tokens of prompt and answer together (None: nothing that is counted so)."""
+
+    context_length: int | None = None
 
 
 class Heartbeat(Frame, frozen=True):
@@ -246,9 +253,10 @@ class Broken(Frame, frozen=True):
 
 
 class Ping(Frame, frozen=True):
-    """Answer with a `Pong` of the same nonce."""
+    """Answer with a `Pong` of the same nonce, and with what the engine measures if that is wanted."""
 
     nonce: int
+    wants_metrics: bool = False
 
 
 class Pong(Frame, frozen=True):
@@ -256,6 +264,24 @@ class Pong(Frame, frozen=True):
 
     nonce: int
     stats: StageStats = StageStats()
+    metrics: tuple[Metric, ...] = ()
+
+
+class Rest(Frame, frozen=True):
+    """Have your engine sleep: at level 1 it lets go of accelerator memory only, at 2 of its weights too; 0 wakes it.
+
+    Repeated until answered; number 0 wants no answer.
+    """
+
+    number: int
+    level: int
+
+
+class Rested(Frame, frozen=True):
+    """The answer to a `Rest` of that number: it is done, or not for this reason."""
+
+    number: int
+    error: ErrorInfo | None = None
 
 
 # --- control: requests --------------------------------------------------------------------------------------
@@ -496,6 +522,8 @@ ControlFrame: TypeAlias = (
     | Outlook
     | Ping
     | Pong
+    | Rest
+    | Rested
     | Submit
     | Admit
     | Reroute
@@ -516,7 +544,9 @@ AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping, Cancel, Inquire}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {
+    *(Welcome, Refused, Introduce, Lost, Broken, Ping, Rest, Cancel, Inquire)
+}
 """What a stage understands; control frames come from the coordinator only."""
 
 CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {

@@ -1,8 +1,8 @@
 """A hundred thousand malformed inputs to one deployment: over HTTP, as JSON, as frames.
 
-``scripts/fuzz [--count N] [--only KIND …] [--seed N] [--openapi] [--websocket ROUTE]``. Kinds share the count evenly:
-``raw`` bytes that break HTTP, ``json`` bodies that are wrong somewhere, ``frames`` to every inbox of the deployment,
-``codec`` the same without sockets; with ``--websocket ROUTE``, ``websocket`` handshakes, frames and texts to a route.
+``scripts/fuzz [--count N] [--only KIND …] [--seed N] [--openapi]``. Kinds share the count evenly: ``raw`` bytes that
+break HTTP, ``json`` bodies that are wrong somewhere, ``websocket`` handshakes, frames and messages of speech,
+``frames`` to every inbox of the deployment, ``codec`` the same without sockets.
 ``--openapi`` also runs Schemathesis on the deployment's own /openapi.json. No input may crash a process, give a client
 a traceback or a 5xx, smuggle a request, or hang; afterwards a good request must be right. Exits with 1 otherwise.
 """
@@ -31,7 +31,12 @@ from loads.deployment import Watched, held
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KINDS = ("raw", "json", "frames", "codec")
+KINDS = ("raw", "json", "websocket", "frames", "codec")
+SPEAKS = """
+[pipelines.speech]
+edges = ["in.text -> voice.text", "voice.audio -> out.audio"]
+max_queued = 1000
+"""
 SCHEMATHESIS = Path(__file__).parent / "schemathesis.toml"
 GRACE_S = 60.0
 """For requests that intruders began: who takes part in them is lost after a few heartbeats."""
@@ -55,7 +60,7 @@ class Fuzz:
         self._messages = fuzz_frames.corpus()
         self.rows: dict[str, Row] = {}
 
-    async def run(self, kind: str, count: int, route: str = "") -> None:
+    async def run(self, kind: str, count: int) -> None:
         """Send so many inputs of a kind."""
         begun = time.monotonic()
         dice = random.Random(f"{self._seed} {kind}")
@@ -65,7 +70,10 @@ class Fuzz:
             case "json":
                 row = await self._http(fuzz_http.json_body, count, dice)
             case "websocket":
-                tally = await fuzz_websocket.fuzz(self._deployment.url, route, count, dice)
+                texts, openings = fuzz_websocket.SPEECH_TEXTS, fuzz_websocket.SPEECH_OPENINGS
+                tally = await fuzz_websocket.fuzz(
+                    self._deployment.url, fuzz_websocket.SPEECH, count, dice, texts=texts, openings=openings
+                )
                 errors = sum(n for end, n in tally.ends.items() if end.startswith("HTTP 5"))
                 row = Row(tally.num_tried, _shown(tally.ends), errors, tally.broken)
             case "codec":
@@ -144,9 +152,9 @@ async def play(deployment: Watched, args: argparse.Namespace) -> list[str]:
     """Send everything; return the broken promises."""
     pids = dict(deployment.pids)
     fuzz = Fuzz(deployment, args.seed)
-    kinds = [*(args.only or KINDS), *(["websocket"] if args.websocket else [])]
+    kinds = args.only or KINDS
     for kind in kinds:
-        await fuzz.run(kind, args.count // len(kinds), args.websocket)
+        await fuzz.run(kind, args.count // len(kinds))
     broken = [line for row in fuzz.rows.values() for line in row.broken] + await fuzz.aftermath()
     if args.openapi:
         broken += await asyncio.to_thread(run_schemathesis, deployment.url, args.seed)
@@ -162,7 +170,6 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--count", type=int, default=100_000, help="inputs in all (default 100,000)")
     options.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", help=f"some of: {', '.join(KINDS)}")
-    options.add_argument("--websocket", default="", metavar="ROUTE", help="a WebSocket route to try as well")
     options.add_argument("--openapi", action="store_true", help="run Schemathesis as well (extra: dev)")
     options.add_argument("--seed", type=int, default=0, help="decides what is sent (default 0)")
     options.add_argument("--out", type=Path, help="where the deployment's log goes (default: a temporary folder)")
@@ -170,7 +177,7 @@ def main() -> int:
     out: Path = args.out or Path(tempfile.mkdtemp(prefix="fuzz-"))
     out.mkdir(parents=True, exist_ok=True)
     measured.header()
-    toml = chats.toml(step_time_s=0.0, tokens=3, max_queued=1000, gateway=fuzz_http.TIMEOUTS)
+    toml = chats.toml(step_time_s=0.0, tokens=3, max_queued=1000, gateway=fuzz_http.TIMEOUTS) + SPEAKS
     with Watched(toml, log=out / "fuzz.log.jsonl") as deployment:
         broken = uvloop.run(play(deployment, args))
     broken = [*broken, *(f"left behind: {what}" for what in deployment.left)]

@@ -61,7 +61,29 @@ class Attempt(NamedTuple):
     is_cut: bool
 
 
-async def fuzz(url: str, route: str, count: int, dice: Random, *, texts: Sequence[str] = ()) -> Tally:
+SPEECH = "/v1/audio/speech/stream"
+
+SPEECH_OPENINGS = (
+    '{"type": "session.config", "stream_audio": true, "response_format": "pcm", "split_granularity": "clause"}',
+    '{"type": "session.config", "session": {"split_granularity": "sentence", "sample_rate": 8000}}',
+)
+SPEECH_TEXTS = (
+    *SPEECH_OPENINGS,
+    '{"type": "session.config", "speed": 0.25, "response_format": "opus", "word_timestamps": false}',
+    '{"type": "session.config", "ref_audio": "data:audio/wav;base64,UklGRg==", "voice": {"id": "default"}}',
+    '{"type": "input.text", "text": "One, two. Dr. Three? \\ud83d"}',
+    '{"type": "input.text", "text": "\\u0000 \\u3002 x."}',
+    '{"type": "input.done"}',
+    '{"type": "input.commit"}',
+    '{"type": "input.cancel"}',
+    '{"type": "session.close"}',
+)
+"""Messages of `SPEECH`."""
+
+
+async def fuzz(
+    url: str, route: str, count: int, dice: Random, *, texts: Sequence[str] = (), openings: Sequence[str] = ()
+) -> Tally:
     """Try so many connections to a route.
 
     Args:
@@ -70,6 +92,7 @@ async def fuzz(url: str, route: str, count: int, dice: Random, *, texts: Sequenc
         count: connections, each with one handshake and some frames.
         dice: decides.
         texts: messages that mean something to the route; they are sent whole and mutated.
+        openings: messages without which the route takes no others; most connections begin with one.
     """
     address = urlsplit(url)
     tally = Tally()
@@ -77,7 +100,7 @@ async def fuzz(url: str, route: str, count: int, dice: Random, *, texts: Sequenc
 
     async def work() -> None:
         for _ in left:
-            attempt = make(route, dice, texts)
+            attempt = make(route, dice, texts, openings)
             end, answer = await _try(address.hostname or "", address.port or 0, attempt)
             tally.take(attempt.handshake + attempt.frames, end, answer)
 
@@ -128,12 +151,14 @@ def _end_of(answer: bytes) -> str:
 # --- what is sent ---------------------------------------------------------------------------------------------
 
 
-def make(route: str, dice: Random, texts: Sequence[str]) -> Attempt:
+def make(route: str, dice: Random, texts: Sequence[str], openings: Sequence[str] = ()) -> Attempt:
     """Return one attempt: mostly a good handshake, then frames of which some are broken."""
     handshake = good_handshake(route, dice)
     if dice.random() < 0.15:
         handshake = bad_handshake(route, dice)
     parts = [_good(dice, texts) if dice.random() < 0.4 else _bad(dice, texts) for _ in range(dice.randrange(1, 5))]
+    if openings and dice.random() < 0.7:
+        parts.insert(0, frame(TEXT, dice.choice(openings).encode()))
     return Attempt(handshake, b"".join(parts), dice.random() < 0.1)
 
 

@@ -258,12 +258,18 @@ async def test_gateway_that_can_not_start_leaves_the_former_in_place(made: Made)
     assert made.process("gateway.front.0").phase == Phase.READY
 
 
-async def test_new_coordinator_is_told_who_serves(made: Made) -> None:
+async def test_new_coordinator_is_told_who_serves_and_who_asks(made: Made) -> None:
+    for event, name in (("joined", "visitor"), ("joined", "gateway.front.0"), ("left", "visitor"), ("joined", "call")):
+        made.coordinator_says(f"client {event}", name=name)
+
     await made.order(Restart(("coordinator",)))
 
     assert made.log == ["SIGUSR1 coordinator", "start coordinator", "arrange"]
     arguments = made.process("coordinator").child.arguments
-    assert arguments[-3:] == ["--awaits=llm.0", "--awaits=llm.1", "--awaits=voice.0"]
+    assert arguments[-5:] == [
+        *(f"--awaits={name}" for name in ("llm.0", "llm.1", "voice.0")),
+        *(f"--awaits-client={name}" for name in ("call", "gateway.front.0")),
+    ]
 
 
 async def test_busy_replica_serves_on_when_its_time_is_over(made: Made) -> None:
@@ -410,7 +416,12 @@ async def test_fewer_replicas_go_from_the_highest_number_on(made: Made) -> None:
     ]
     assert made.names.count("llm.0") == 1
     assert not {"llm.1", "llm.2"} & set(made.names)
-    assert made.coordinator.arrangement == {"wanted": {"llm": 1, "voice": 1}, "drained": [], "returning": []}
+    assert made.coordinator.arrangement == {
+        "wanted": {"llm": 1, "voice": 1},
+        "drained": [],
+        "returning": [],
+        "asleep": {},
+    }
 
 
 async def test_replica_that_is_still_busy_stays(made: Made) -> None:
@@ -419,7 +430,12 @@ async def test_replica_that_is_still_busy_stays(made: Made) -> None:
     outcome = await made.order(Scale({"llm": 1}, timeout_s=0.5))
 
     assert outcome.code == NOT_CLEAN
-    assert made.coordinator.arrangement == {"wanted": {"llm": 2, "voice": 1}, "drained": [], "returning": []}
+    assert made.coordinator.arrangement == {
+        "wanted": {"llm": 2, "voice": 1},
+        "drained": [],
+        "returning": [],
+        "asleep": {},
+    }
     assert made.process("llm.1").phase == Phase.READY
 
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +34,18 @@ class TestWithoutModel:
 
         assert len(problems) == 1
         assert "voice: unknown voice 'hart'; did you mean 'heart'?" in problems[0]
+
+    @pytest.mark.model
+    def test_voices_here_are_known_without_the_engine(self, tmp_path: Any) -> None:
+        found = "import sys; from adapters.hibari import *; "
+        found += "print(HibariVoice.voices(HibariOptions()), 'numpy' in sys.modules)"
+        environ = {**os.environ, "HIBARI_HOME": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", found], env=environ, capture_output=True, text=True, check=True)
+
+        assert done.stdout == "('heart',) False\n"
+        (tmp_path / "bf_emma.int8.onnx").write_bytes(b"")
+        done = subprocess.run([sys.executable, "-c", found], env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == "('heart', 'emma') False\n"
 
     def test_missing_packages_say_how_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

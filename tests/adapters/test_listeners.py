@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from recordings import BICYCLE, BOTTLES, pcm_of, silence, sound  # type: ignore[import-not-found] (put there)
 
+from adapters import ADAPTERS
 from adapters.pocketsphinx import SettledWords, Word
 from omni_bus.engine import EngineRequest
+from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import ListedInputs, Stream, make_engine, run_streaming
 
 if TYPE_CHECKING:
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
     from omni_bus.wire.payloads import Payload
 
 model = pytest.mark.model
+
+
+@pytest.mark.parametrize("name", ["whisper", "transformers-whisper", "pocketsphinx", "silero-vad", "smart-turn"])
+def test_check_says_how_to_get_what_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine_class = load_class("adapter", name, ADAPTERS, ADAPTER_GROUP)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+
+    problems = engine_class.check(engine_class.Options())
+
+    assert problems
+    assert all("(pip install " in problem for problem in problems)
 
 
 @model

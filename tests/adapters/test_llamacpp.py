@@ -460,6 +460,22 @@ async def test_tool_is_called_when_it_must_be(engine: LlamaCpp, choice: str) -> 
     assert engine.num_active == 0
 
 
+@pytest.mark.model
+async def test_text_and_its_tokens_go_on_the_same_way(engine: LlamaCpp) -> None:
+    text = "The capital of France is"
+    params = GREEDY | {"max_tokens": 6, "logprobs": 2}
+    by_text = await run_streaming(engine, {"prompt": [Json({"text": text})]}, params, outputs=["text"])
+    [*_, first] = [token for piece in by_text.port("text")[:1] for token in piece.tokens]
+    ids = [504, 3575, 282, 4649, 314]  # as SmolLM2's tokenizer has them
+    by_ids = await run_streaming(engine, {"prompt": [Json({"token_ids": ids})]}, params, outputs=["text"])
+
+    assert by_text.text.startswith(" Paris")
+    assert by_ids.text == by_text.text
+    assert (first.raw, len(first.candidates)) == (b" Paris", 2)
+    assert by_text.finish.usage.prompt_tokens == by_ids.finish.usage.prompt_tokens == len(ids)
+    assert by_text.finish.usage.completion_tokens == 6
+
+
 @pytest.mark.parametrize(
     ("inputs", "params", "field"),
     [
@@ -468,7 +484,9 @@ async def test_tool_is_called_when_it_must_be(engine: LlamaCpp, choice: str) -> 
         (prompt("Hi"), {"bad_words": ["a"]}, "bad_words"),
         (prompt("Hi"), {"min_tokens": 2}, "min_tokens"),
         (prompt("Hi"), {"structure": {"json": {"type": "nonsense"}}}, "structure.json"),
-        ({"prompt": [Json({"text": "Hi"})]}, {}, "text"),
+        ({"prompt": [Json({"text": ""})]}, {}, "text"),
+        ({"prompt": [Json({"token_ids": [10**6]})]}, {}, "token_ids"),
+        ({"prompt": [Json({"text": "Hi", "add_special_tokens": False})]}, {}, "add_special_tokens"),
         (weather(tool_choice="function:nobody"), {}, "tool_choice"),
         (weather(reasoning_effort="low"), {}, "reasoning_effort"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (package / "engine" / "arg_utils.py").write_text(ARG_UTILS)
     (package / "_version.py").write_text("__version__ = version = '0.22.1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test's, and so found before any folder
     monkeypatch.setattr(vllm_options, "DISTRIBUTIONS", ("no-such-distribution",))
     engine_arguments.cache_clear()
     yield package

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,6 +150,63 @@ def test_greedy_answer_is_the_model_s_own(engine: VllmText, model: Path) -> None
     assert answer.text == tokenizer.decode(expected)
     assert answer.finish.usage.prompt_tokens == prompt["input_ids"].shape[1]
     assert answer.finish.usage.completion_tokens == 16
+
+
+OFFLINE = """
+import json, os, sys
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",  # else compiling its sampler takes longer than all the rest
+}
+from vllm import LLM, SamplingParams
+
+def main():
+    model, cases = json.loads(sys.argv[1])
+    llm = LLM(
+        model, dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=2**27, block_size=32,
+        disable_log_stats=True,
+    )
+    found = []
+    for messages, text, params in cases:
+        params = SamplingParams(temperature=0.0, **params)
+        [output] = llm.chat(messages, params) if messages else llm.generate([text], params)
+        [one] = output.outputs
+        logprobs = [[place[i].logprob for i in place] for place in one.logprobs or ()]
+        told = [output.prompt_token_ids, list(one.token_ids), one.text, one.finish_reason, one.stop_reason, logprobs]
+        found.append(told)
+    with open(sys.argv[2], "w") as out:
+        json.dump(found, out)
+
+main()
+"""
+LONG = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
+CASES: list[tuple[list[dict[str, str]], str, dict[str, Any]]] = [
+    ([{"role": "user", "content": QUESTION}], "", {"max_tokens": 24}),
+    (LONG, "", {"max_tokens": 24, "logprobs": 3}),
+    (LONG, "", {"max_tokens": 24, "stop": ["sky", "blue"], "include_stop_str_in_output": True}),
+    ([], "The capital of France is", {"max_tokens": 12, "logprobs": 0}),
+    ([], "Once upon a time", {"max_tokens": 24, "stop": [","]}),
+    ([], "1, 2, 3,", {"max_tokens": 16, "repetition_penalty": 1.3, "min_tokens": 4, "logprobs": 1}),
+]
+
+
+def test_greedy_answers_are_those_of_vllm_offline(engine: VllmText, model: Path, tmp_path: Path) -> None:
+    """The same ids, text, ends and log-probabilities as ``vllm.LLM`` with the same weights, in a process of its own."""
+    out = tmp_path / "offline.json"
+    command = [sys.executable, "-c", OFFLINE, json.dumps([str(model), CASES]), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    for (messages, text, params), expected in zip(CASES, json.loads(out.read_text()), strict=True):
+        inputs = {"prompt": [Json({"messages": messages} if messages else {"text": text})]}
+        found = ask(engine, inputs, {"temperature": 0.0, "token_ids": True, **params}, "text", "rendered")
+        tokens = [token for piece in found.port("text") for token in piece.tokens]
+        told = [found.port("rendered")[0].value["token_ids"], [token.id for token in tokens], found.text]
+        told += [found.finish.reason, found.finish.detail.get("stop_reason")]
+        assert told == expected[:5], (messages, text)
+        for token, logprobs in zip(tokens, expected[5], strict=False):
+            candidates = [candidate.logprob for candidate in token.candidates] or [token.logprob]
+            assert candidates == pytest.approx(sorted(logprobs, reverse=True)[: len(candidates)], abs=1e-3)
 
 
 # --- what is given out ----------------------------------------------------------------------------------------

@@ -25,7 +25,10 @@ LIMIT_S = 30
 class End:
     """A link that collects what comes and what is told of its peers."""
 
-    def __init__(self, name: str, curve: Curve | None, listen: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(
+        self, name: str, curve: Curve | None, listen: str = "tcp://127.0.0.1:0", *, may_break: bool = False
+    ) -> None:
+        self.may_break = may_break
         self.frames: list[tuple[Sender, Any]] = []
         self.refusals: list[tuple[str, str]] = []
         self.stuck: list[str] = []
@@ -44,7 +47,7 @@ class End:
         self._changed.set()
 
     def _on_broken(self, peer: Peer) -> None:
-        raise AssertionError(f"the connection to {peer} broke")
+        assert self.may_break, f"the connection to {peer} broke"
 
     def _refuse(self, peer: Peer, reason: str) -> None:
         self.refusals.append((peer.actor, reason))
@@ -265,6 +268,65 @@ async def test_a_removed_key_is_refused_at_its_next_connection(opened: Callable[
 
     await second.until(lambda: bool(second.refusals))
     assert llm.frames == [(first.me.sender, Ping(1))]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_removed_key_loses_its_open_connections(
+    opened: Callable[..., End], folder: Path, *, is_replaced: bool
+) -> None:
+    llm, laptop = opened("llm.0", Curve(folder)), made(folder, "laptop")
+    phone = opened("client.phone", made(folder, "phone"))
+    client = opened("client.laptop", laptop, may_break=True)
+    for end in (client, phone):
+        end.link.send(llm.me, Ping(1))
+    await llm.until(lambda: len(llm.frames) == 2)
+
+    (folder / "allowed" / "laptop.key").unlink()
+    if is_replaced:
+        make_client_keys(folder, "laptop", may_replace=True)
+    with Seen("cut a connection of 'client.laptop'") as seen:
+        llm.link.recheck_keys()
+        await seen.come()
+
+    await client.until(lambda: client.refusals == [("llm.0", "it does not allow our key")])
+    client.link.send(llm.me, Ping(2))
+    phone.link.send(llm.me, Ping(3))
+    await llm.until(lambda: len(llm.frames) == 3)
+    assert llm.frames[2] == (phone.me.sender, Ping(3))
+
+
+async def test_a_removed_key_is_not_heard_before_its_removal_was_told_of(
+    opened: Callable[..., End], folder: Path
+) -> None:
+    """Somebody else's handshake had the folder read again."""
+    llm, laptop = opened("llm.0", Curve(folder)), made(folder, "laptop")
+    client = opened("client.laptop", laptop, may_break=True)
+    client.link.send(llm.me, Ping(1))
+    await llm.until(lambda: len(llm.frames) == 1)
+    (folder / "allowed" / "laptop.key").unlink()
+    phone = opened("client.phone", made(folder, "phone"))
+    phone.link.send(llm.me, Ping(2))
+    await llm.until(lambda: len(llm.frames) == 2)
+
+    client.link.send(llm.me, Ping(3))
+
+    await client.until(lambda: client.refusals == [("llm.0", "it does not allow our key")])
+    assert [sender for sender, _ in llm.frames] == [client.me.sender, phone.me.sender]
+
+
+async def test_nothing_is_sent_any_more_to_a_client_whose_key_was_removed(
+    opened: Callable[..., End], folder: Path
+) -> None:
+    llm, client = opened("llm.0", Curve(folder)), opened("client.laptop", made(folder, "laptop"))
+    llm.link.send(client.me, Ping(1))
+    await client.until(lambda: len(client.frames) == 1)
+
+    (folder / "allowed" / "laptop.key").unlink()
+    llm.link.recheck_keys()
+    llm.link.send(client.me, Ping(2))
+
+    await llm.until(lambda: llm.stuck == ["client.laptop"])
+    assert len(client.frames) == 1
 
 
 async def test_a_key_that_is_added_is_allowed_at_once(opened: Callable[..., End], folder: Path) -> None:

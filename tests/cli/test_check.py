@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,14 @@ class Reader(Writer):
 
     accepts: ClassVar = {"text": "text"}
     emits: ClassVar = {"audio": "audio"}
+
+
+class Speaker(Reader):
+    """A second stage that has voices."""
+
+    @classmethod
+    def voices(cls, options: WriterOptions) -> tuple[str, ...]:
+        return (f"voice of {options.model}", "another")
 
 
 class Door:
@@ -109,6 +118,13 @@ def test_good_deployment_is_printed_with_origins(capsys: pytest.CaptureFixture[s
     assert 'model = "small" # default' in lines
     assert "hush" not in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_voices_are_printed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _check("-o", f"stages.reader.adapter={__name__}:Speaker", "-o", "stages.reader.model=x") == 0
+    assert "\n  voices  another, voice of x\n" in capsys.readouterr().out
+    assert _check("-o", f"stages.reader.adapter={__name__}:Speaker", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pipelines"]["chat"]["voices"] == ["another", "voice of small"]
 
 
 @pytest.mark.parametrize(

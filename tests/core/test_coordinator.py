@@ -5,8 +5,9 @@ import msgspec
 import pytest
 
 from omni_bus.core import adoption, coordinator
-from omni_bus.core.coordinator import CANCEL_RETRY_S, CoordinatorCore
+from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Send, SetTimer
+from omni_bus.core.lifecycle import CANCEL_RETRY_S
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.quota import Quota
 from omni_bus.core.recovery import MAX_WAIT_S
@@ -745,7 +746,7 @@ def test_successor_runs_at_once_where_another_replica_is(up):
     assert up.to(GATEWAY, Failed) == []
     up.frame(SECOND, Done("r.2"))
     assert up.is_clean()
-    assert up.core._ended == {"done": 1, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 1}
+    assert up.core._lifecycle.ended == {"done": 1, "failed": 0, "cancelled": 0, "rejected": 0, "rerouted": 1}
 
 
 def test_successor_waits_for_every_stage_to_have_a_replica(up):

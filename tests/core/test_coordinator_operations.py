@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from omni_bus.core.administration import CUT_S, Arrangement
+from omni_bus.core.adoption import MAX_ROUTES
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.effects import DropTimer, Send, SetTimer
+from omni_bus.core.effects import DropTimer, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -25,9 +26,12 @@ from omni_bus.wire.frames import (
     Hello,
     Outlook,
     Pong,
+    Progress,
     Ready,
     Reject,
     Reroute,
+    Rest,
+    Rested,
     Route,
     RouteEdge,
     Submit,
@@ -53,13 +57,27 @@ PATIENCE_S = 5.0
 class Deployment:
     """A coordinator with two replicas of llm and one of voice."""
 
-    def __init__(self, *, awaited=(), max_in_flight=8, max_queued=2, arrangement=None, non_idempotent=frozenset()):
+    def __init__(
+        self,
+        *,
+        awaited=(),
+        clients=(),
+        max_in_flight=8,
+        max_queued=2,
+        arrangement=None,
+        non_idempotent=frozenset(),
+    ):
         pipeline = Pipeline("chat", "chat", (), EDGES, non_idempotent, max_in_flight, max_queued)
         self.core = CoordinatorCore(
-            peer("coordinator"), {"chat": pipeline}, arrangement=arrangement or Arrangement(), awaited=awaited
+            peer("coordinator"),
+            {"chat": pipeline},
+            arrangement=arrangement or Arrangement(),
+            awaited=awaited,
+            clients=clients,
         )
         self.now = 0.0
         self.sent: list[Send] = []
+        self.reports: list[tuple[str, str]] = []
         self.timers: dict[tuple[str, str], float] = {}
         self.calls = 0
         self.take(self.core.start(0.0))
@@ -73,6 +91,8 @@ class Deployment:
                     self.timers[key] = at
                 case DropTimer(key=key):
                     self.timers.pop(key, None)
+                case Report(event=event, fields=fields):
+                    self.reports.append((event, fields.get("name", "")))
                 case _:
                     pass
 
@@ -129,7 +149,9 @@ class Deployment:
         core = self.core
         counts = core._admission["chat"].counts
         kinds = {kind for kind, _ in self.timers} - {"alive", "strangers"}
-        return not (core.num_live or core._held or core._bindings.total or counts.in_flight or counts.queued or kinds)
+        return not (
+            core.num_live or core._lifecycle.held or core._bindings.total or counts.in_flight or counts.queued or kinds
+        )
 
 
 @pytest.fixture
@@ -230,7 +252,7 @@ def test_drained_stage_is_refused_at_once_and_served_again_when_undone(up):
 
 
 def test_only_a_supervisor_drains(up):
-    for op in ("arrange", "drain"):
+    for op in ("arrange", "drain", "rest"):
         up.admin(op, by=GATEWAY)
         (reply,) = up.to(GATEWAY, AdminReply)
         assert (reply.error.code, reply.error.field) == ("bad_input", "op")
@@ -269,6 +291,93 @@ def test_health_and_status_tell_of_it(up):
             "llm.2": ("restarting", False, 3),
             "voice.0": ("ready", False, 1),
         }
+
+
+# --- replicas that sleep ------------------------------------------------------------------------------------
+
+
+def test_sleeping_stage_is_refused_at_once_by_name_and_served_again_when_awake(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 1})
+    up.submit("a")
+    assert up.rejected() == {"a": "stage 'llm' has no replica that can serve (llm.0: asleep; llm.1: asleep)"}
+
+    up.arrange(asleep={"llm.1": 1})
+    up.submit("b")
+    assert up.bound() == {"b": ["llm.0"]}
+
+
+def test_requests_wait_for_a_sleeping_stage_that_they_are_to_wait_for(up):
+    up.arrange(asleep={"voice.0": 2}, returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+    assert (up.bound(), up.rejected()) == ({}, {})
+
+    up.arrange()
+    assert up.bound() == {"a": ["llm.0", "voice.0"]}
+
+
+def test_order_to_sleep_reaches_the_replica_and_its_answer_the_supervisor(up):
+    up.admin("rest", actors=["llm.0"], level=1)
+    assert up.to(LLM, Rest) == [Rest(1, 1)]
+    up.is_due(("rest", "1"))
+    assert up.to(LLM, Rest) == [Rest(1, 1)], "the first one may be lost"
+
+    up.say(LLM, Rested(1))
+
+    assert up.reply() == {"failed": {}}
+    assert up.is_clean()
+
+
+def test_replica_that_dies_on_the_way_ends_the_order(up):
+    up.admin("rest", actors=["llm.0"], level=1)
+    up.say(LLM, Goodbye())
+
+    assert up.reply() == {"failed": {"llm.0": "its process ended"}}
+
+
+def test_what_sleeps_goes_on_sleeping_after_a_restart(up):
+    up.arrange(asleep={"llm.0": 2}, wanted={"llm": 2})
+    up.say(LLM, Goodbye(is_settled=True))
+    again = peer("llm.0", 2)
+    up.join(again, is_ready=False)
+    assert up.to(again, Rest) == []
+
+    up.say(again, Ready())
+
+    assert up.to(again, Rest) == [Rest(0, 2)]
+    up.submit("a")
+    assert up.bound() == {"a": ["llm.1"]}
+
+
+def test_what_is_no_longer_to_sleep_is_woken_even_if_nobody_thinks_that_it_sleeps(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 2})
+    up.arrange(asleep={"llm.1": 2})
+
+    assert (up.to(LLM, Rest), up.to(LLM_1, Rest)) == ([Rest(0, 0)], [])
+
+
+def test_new_coordinator_has_the_sleeping_sleep_on():
+    deployment = Deployment(arrangement=Arrangement(asleep={"llm.0": 1}))
+    deployment.join_all()
+
+    assert (deployment.to(LLM, Rest), deployment.to(LLM_1, Rest)) == ([Rest(0, 1)], [])
+
+
+def test_health_and_status_tell_who_sleeps(up):
+    up.submit("a")
+    up.arrange(asleep={"llm.0": 1, "llm.1": 1})
+    up.admin("health", by=GATEWAY)
+    up.admin("status", by=GATEWAY)
+    for who in (LLM, LLM_1, VOICE):
+        up.say(who, Pong(1))
+
+    for reply in up.to(GATEWAY, AdminReply):
+        rows = reply.result if isinstance(reply.result, list) else reply.result["actors"]
+        found = {row["actor"]: (row["phase"], row.get("is_asleep")) for row in rows if row["stage"]}
+        assert found == {"llm.0": ("draining", True), "llm.1": ("asleep", True), "voice.0": ("ready", None)}
+    up.say(LLM, Progress("weights", 0.5))
+    up.admin("status", by=GATEWAY)
+    (status,) = up.to(GATEWAY, AdminReply)
+    assert status.result["actors"][0]["phase"] == "weights", "it is waking"
 
 
 # --- replicas that come back --------------------------------------------------------------------------------
@@ -441,14 +550,13 @@ def test_who_served_before_and_loads_again_is_not_waited_for():
 @pytest.mark.parametrize("teller", [GATEWAY, VOICE], ids=lambda who: who.actor)
 def test_new_coordinator_takes_no_replica_for_empty_that_only_others_know_to_be_bound(teller):
     """What opens the request there may be under way yet, so that the replica itself knows nothing of it."""
-    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"))
+    deployment = Deployment(awaited=("llm.0", "llm.1", "voice.0"), clients=("gateway.0",))
     route = Route("r", "chat", GATEWAY, {"llm": LLM, "voice": VOICE}, EDGES)
     deployment.join(LLM, LLM_1, *({VOICE, GATEWAY} - {teller}), SUPERVISOR)
 
     deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
     assert deployment.to(SUPERVISOR, AdminReply) == []
     deployment.join(teller, live=(route,))
-    deployment.is_due(("awaited", ""))
     assert deployment.to(SUPERVISOR, AdminReply) == []
 
     deployment.say(LLM, Done("r"))
@@ -456,7 +564,7 @@ def test_new_coordinator_takes_no_replica_for_empty_that_only_others_know_to_be_
 
 
 def test_new_coordinator_takes_a_replica_for_empty_once_all_had_the_time_to_tell():
-    deployment = Deployment(awaited=("llm.0", "voice.0"))
+    deployment = Deployment(awaited=("llm.0", "voice.0"), clients=("gateway.0", "visitor"))
     deployment.join_all()
     deployment.admin("drain", actors=["llm.0"], timeout_s=1.0)
     deployment.is_due(("drain", "1"))
@@ -465,6 +573,38 @@ def test_new_coordinator_takes_a_replica_for_empty_once_all_had_the_time_to_tell
     deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
     deployment.is_due(("awaited", ""))
     assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+    assert ("client left", "visitor") in deployment.reports
+
+
+@pytest.mark.parametrize("last", [GATEWAY, VOICE], ids=lambda who: who.actor)
+def test_new_coordinator_takes_a_replica_for_empty_as_soon_as_all_have_said_hello(last):
+    deployment = Deployment(awaited=("llm.0", "voice.0"), clients=("gateway.0",))
+    deployment.join(SUPERVISOR, LLM, *({VOICE, GATEWAY} - {last}))
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+
+    deployment.join(last)
+
+    assert deployment.reply() == {"outstanding": {}, "has_cut": False}
+
+
+def test_client_that_tells_of_too_much_at_once_is_not_taken_for_heard():
+    deployment = Deployment(awaited=("llm.0",), clients=("gateway.0",))
+    live = tuple(Route(f"r{n}", "chat", GATEWAY, {"llm": LLM_1}, EDGES[:2]) for n in range(MAX_ROUTES + 1))
+    deployment.join(SUPERVISOR, LLM)
+    deployment.join(GATEWAY, live=live)
+    deployment.admin("drain", actors=["llm.0"], timeout_s=60.0)
+
+    assert deployment.to(SUPERVISOR, AdminReply) == []
+
+
+def test_who_may_have_requests_is_reported_for_the_next_coordinator():
+    deployment = Deployment()
+    deployment.join_all()
+    deployment.say(GATEWAY, Goodbye("closed"))
+
+    told = [report for report in deployment.reports if report[0].startswith("client")]
+    assert told == [("client joined", "gateway.0"), ("client left", "gateway.0")]
 
 
 def test_new_coordinator_knows_at_once_of_replicas_that_served_under_no_other():

@@ -1,10 +1,13 @@
 from typing import Any
 
+import msgspec
+
 from omni_bus.core.effects import DropTimer, Send, SetTimer
 from omni_bus.core.health import ROUND_TRIP_S, Health
 from omni_bus.core.membership import Membership
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import AdminReply, Hello, Ping, Pong, StageStats
+from omni_bus.wire.metrics import Metric, Sample
 
 ASKER = Peer("gateway", 1, "g")
 
@@ -79,3 +82,17 @@ def test_nobody_to_ask_answers_at_once():
     reply = ended[-1].frame
 
     assert reply == AdminReply(7, [])
+
+
+def test_what_engines_measure_comes_where_it_is_wanted():
+    health, two = Health(), actors(2)
+    begun: list[Any] = health.begin(ASKER, 7, two, [], 0.0, wants_metrics=True)
+    assert begun[0] == Send(two[0].peer, Ping(1, wants_metrics=True))
+    measured = Metric("vllm:requests", "gauge", "Some.", (Sample("vllm:requests", 2.0, {"engine": "0"}),))
+
+    health.on_pong(two[0].sender, Pong(1, metrics=(measured,)), 0.5)
+    ended: list[Any] = health.on_pong(two[1].sender, Pong(1), 0.5)
+
+    one, other = ended[1].frame.result
+    assert msgspec.convert(one["metrics"], tuple[Metric, ...]) == (measured,)
+    assert "metrics" not in other

@@ -2,7 +2,7 @@ import pytest
 
 from omni_bus.core.effects import Forget, Leave, Send, SetTimer
 from omni_bus.core.member import FIRST_HEARTBEAT_S, Member, Running, coordinator_peer
-from omni_bus.errors import BadFrame, ErrorInfo
+from omni_bus.errors import BadFrame, BadInput, ErrorInfo
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
@@ -18,6 +18,7 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
+    Rested,
     Route,
     StageStats,
     Stalled,
@@ -65,6 +66,23 @@ def test_introduce_is_answered_with_what_is_true_now(member):
     assert answer.frame == hello
 
 
+def test_context_length_is_told_and_told_again(member):
+    assert member.ready(2048) == [Send(COORDINATOR, Ready(2048))]
+
+    (answer,) = member.on_frame(Introduce(), 0.0)
+
+    assert answer.frame.context_length == 2048
+
+
+def test_rest_is_answered_unless_nobody_asked(member):
+    awake = Send(COORDINATOR, Progress("ready", 1.0))
+    error = BadInput("level: no")
+
+    assert member.rested(3, None) == [awake, Send(COORDINATOR, Rested(3))]
+    assert member.rested(3, error) == [awake, Send(COORDINATOR, Rested(3, error.to_info()))]
+    assert member.rested(0, None) == [awake]
+
+
 def test_stalled_actor_says_so_and_never_hello_again(member):
     stalled = Send(COORDINATOR, Stalled(ME, "llm", 0, 61.5))
     member.start(0.0)
@@ -75,16 +93,16 @@ def test_stalled_actor_says_so_and_never_hello_again(member):
     assert not member.is_ready
 
 
-def test_coordinator_is_silent_after_six_unanswered_beats(member):
+def test_coordinator_is_silent_after_four_unanswered_beats(member):
     member.start(0.0)
-    for beat in range(1, 6):
+    for beat in range(1, 4):
         member.on_timer(float(beat))
     assert not member.is_coordinator_silent
 
-    member.on_timer(6.0)
+    member.on_timer(4.0)
     assert member.is_coordinator_silent
 
-    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 6.5)
+    member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0), 4.5)
     assert not member.is_coordinator_silent
 
 

@@ -31,6 +31,17 @@ max_queued = 1000
 [gateways.openai]
 {fuzz_http.TIMEOUTS}
 """
+SPEAKS = """
+[stages.voice]
+adapter = "synthetic-speech"
+max_num_seqs = 64
+
+[pipelines.speech]
+edges = ["in.text -> voice.text", "voice.audio -> out.audio"]
+max_queued = 1000
+
+[gateways.openai]
+"""
 NUM_INPUTS = 1500
 SHAPES = fuzz_http.shapes()
 ACCEPTED = {"absolute path", "type with odd parameters", "no version"}
@@ -128,6 +139,21 @@ async def test_malformed_websockets_are_the_callers_fault(sockets: Running, capl
     assert tally.num_tried == NUM_INPUTS
     assert {"close 1000", "close 1002", "close 1007", "close 1009", "HTTP 400"} <= tally.ends.keys()
     assert failures(caplog) == []
+
+
+async def test_malformed_speech_streams_are_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
+    texts, openings = fuzz_websocket.SPEECH_TEXTS, fuzz_websocket.SPEECH_OPENINGS
+    async with running(SPEAKS) as deployment:
+        tally = await fuzz_websocket.fuzz(
+            deployment.url, fuzz_websocket.SPEECH, NUM_INPUTS, Random(5), texts=texts, openings=openings
+        )
+
+        assert tally.broken == []
+        assert tally.num_tried == NUM_INPUTS
+        assert {"close 1000", "close 1002", "close 1007", "close 1008", "close 1009", "HTTP 400"} <= tally.ends.keys()
+        assert failures(caplog) == []
+        while deployment.gateway.client.requests:
+            await deployment.gateway.client.admin("status")
 
 
 async def test_websocket_that_fails_by_itself_is_told_from_a_callers_fault(sockets: Running) -> None:

@@ -38,6 +38,12 @@ edges = ["in.messages -> mute.prompt", "mute.text -> out.text"]
 [pipelines.vectors]
 serve_as = "vectors"
 edges = ["in.messages -> llm.prompt", "llm.embedding -> out.embedding"]
+[stages.rain]
+adapter = "synthetic-speech"
+samples_per_character = 100
+[pipelines.sound]
+serve_as = "sound"
+edges = ["in.prompt -> rain.text", "rain.audio -> out.audio"]
 [pipelines.speaks]
 serve_as = "speaks"
 edges = ["in.text -> speaker.text", "speaker.audio -> out.audio"]

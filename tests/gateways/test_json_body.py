@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateways.json_body import HEAVY_BYTES, MAX_JSON_WEIGHT, BodyBuffer, JsonWeight
+from gateways.json_body import HEAVY_BYTES, MAX_JSON_WEIGHT, MAX_TURN_S, BodyBuffer, JsonWeight, Pace
 
 
 def weight_of(body: bytes, piece: int = 1 << 16) -> int:
@@ -119,3 +119,24 @@ async def test_collector_is_as_it_was_even_after_a_failure() -> None:
     with pytest.raises(msgspec.DecodeError):
         await filled(body, len(body)).decode()
     assert gc.isenabled()
+
+
+async def test_heavy_bodies_share_the_turns_of_the_loop() -> None:
+    """One piece that costs a whole share is all of its turn, however many bodies wait."""
+    pace, number, worked = Pace.of_running_loop(), 0, []
+
+    async def count_turns() -> None:
+        nonlocal number
+        while len(worked) < 12:
+            number += 1
+            await asyncio.sleep(0)
+
+    async def body() -> None:
+        for _ in range(3):
+            await pace.turn()
+            worked.append(number)
+            pace.spend(MAX_TURN_S)
+
+    await asyncio.gather(count_turns(), *(body() for _ in range(4)))
+
+    assert len(set(worked)) == len(worked) == 12

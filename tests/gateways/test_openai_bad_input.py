@@ -27,6 +27,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [int.from_bytes(b"\1hi")]},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/audio/generate": {"input": "hi"},
     "/v1/audio/speech": {"input": "hi"},
     "/v1/audio/speech/batch": {"items": [{"input": "hi"}]},
 }

@@ -369,3 +369,45 @@ async def test_socket_files_of_the_killed_are_removed_at_once(up, environ) -> No
         assert len(list(directory.glob("*.sock"))) == 8
         await deployment.told("process", process=name, phase="ready")
     assert await asyncio.to_thread(deployment.stop) == 0
+
+
+# --- sleep and wake -------------------------------------------------------------------------------------------
+
+
+async def until_held(omni_bus: Command) -> None:
+    """Wait until a request waits for a replica, by asking."""
+    while not json.loads((await asyncio.to_thread(omni_bus, "status", "--json")).stdout)["held"]:
+        pass
+
+
+@pytest.mark.slow
+async def test_sleeping_stages_refuse_or_keep_requests_and_wake_as_they_were(up, omni_bus) -> None:
+    deployment = up(two_stages(llm=1, relay=1), *QUIET, "-o", 'stages.relay.while_asleep="queue"')
+    url = (await deployment.told("ready"))["gateways"]["openai"]
+    async with aiohttp.ClientSession(url) as session:
+
+        async def ask(model: str) -> tuple[int, str]:
+            async with session.post(CHAT, json={"model": model, "messages": ASK}) as response:
+                return response.status, await response.text()
+
+        async with session.post("/sleep?level=1&stage=llm") as response:
+            assert (response.status, await response.json()) == (200, {"status": "sleeping", "level": 1})
+        status, words = await ask("text")
+        assert (status, "stage 'llm' has no replica that can serve (llm.0: asleep)" in words) == (503, True)
+        async with session.get("/health") as response:
+            health = await response.json()
+            assert (response.status, health["stages"]["llm"]["replicas"][0]["phase"]) == (503, "asleep")
+        await tell(omni_bus, "restart", "llm")
+        assert (await ask("text"))[0] == 503, "it sleeps on"
+        assert await tell(omni_bus, "wake") == "  llm.0: waking\n  llm.0: ready\nllm.0: awake\n"
+
+        assert "asleep at level 2" in await tell(omni_bus, "sleep", "relay", "--level", "2")
+        waiting = asyncio.create_task(ask("relayed"))
+        await until_held(omni_bus)
+        assert (await ask("text"))[0] == 200
+        await tell(omni_bus, "restart", "coordinator")
+        await until_held(omni_bus)
+        assert "relay.0: awake" in await tell(omni_bus, "wake", "relay")
+        assert (await waiting)[0] == 200
+        assert "nothing to do" in await tell(omni_bus, "wake")
+    assert await asyncio.to_thread(deployment.stop) == 0

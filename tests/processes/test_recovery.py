@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -22,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 CHAT = "/v1/chat/completions"
 QUIET = ("--log-level", "WARNING")
-"""No line for each question: nobody reads them meanwhile, and a full pipe would stop the supervisor."""
+"""No line for each question: nobody reads them meanwhile, and those that are waited for come behind them."""
 
 NUM_STREAMS = 50
 NUM_WORDS = 200
@@ -39,6 +42,27 @@ adapter = "synthetic-text"
 [pipelines.text]
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 {text}
+
+[gateways.openai]
+"""
+
+
+SPOKEN = """
+arena_threshold_bytes = 4096
+
+[stages.llm]
+adapter = "synthetic-text"
+
+[stages.voice]
+adapter = "synthetic-speech"
+
+[pipelines.spoken]
+edges = [
+  "in.messages -> llm.prompt",
+  "llm.text -> out.text",
+  "llm.text -> voice.text",
+  "voice.audio -> out.audio",
+]
 
 [gateways.openai]
 """
@@ -187,6 +211,40 @@ async def test_silent_coordinator_is_not_waited_for_and_is_restarted(up) -> None
     assert await asyncio.to_thread(deployment.stop) == 0
 
 
+def links_of(pid: int) -> tuple[int, set[str]]:
+    """Return how many sockets of ZeroMQ a process has, by their signals, and whose memory it maps."""
+    targets = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(fd.readlink())
+    mapped = set(re.findall(r"memfd:omni-bus (\S+)", Path(f"/proc/{pid}/maps").read_text()))
+    return sum("eventfd" in str(target) for target in targets), mapped
+
+
+async def test_links_to_a_stage_that_died_with_the_coordinator_are_given_back(up) -> None:
+    """Sockets to it and memory of its would stay in the others, more with each such death."""
+    deployment = up(SPOKEN, *QUIET)
+    async with session_of(deployment) as session:
+        document = {"messages": [{"role": "user", "content": "Hi"}], "modalities": ["audio"]}
+        async with session.post(CHAT, json=document) as spoken:
+            assert spoken.status == 200, await spoken.text()
+        survivors = [deployment.pid_of(name) for name in ("llm.0", "gateway.openai.0")]
+        before = [links_of(pid) for pid in survivors]
+        assert "voice.0" in before[1][1], "the gateway has read its memory"
+
+        for name in ("coordinator", "voice.0"):
+            os.kill(deployment.pid_of(name), signal.SIGKILL)
+        await deployment.told("process", process="voice.0", phase="ready", restarts=1)
+
+        async with await deployment.client() as client:
+            while any(
+                num_sockets >= num_before or "voice.0" in mapped
+                for (num_sockets, mapped), (num_before, _) in zip(map(links_of, survivors), before, strict=True)
+            ):
+                await client.admin("status")
+    assert await asyncio.to_thread(deployment.stop) == 0
+
+
 # --- a gateway ------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +315,24 @@ async def test_request_waits_for_the_only_replica_to_come_back(up) -> None:
     assert await asyncio.to_thread(deployment.stop) == 0
 
 
+async def test_killed_replica_comes_back_while_nobody_reads_what_its_supervisor_says(up) -> None:
+    deployment = up(TOML.format(more="", llm="", text=""))
+    async with session_of(deployment) as session:
+        stdout = deployment.process.stdout
+        size = fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for number in range(size // 100):  # a line each, and each is longer
+            stream = await opened(session, body(f"m{number}", tokens=1))
+            await stream.read_all()
+
+        os.kill(deployment.pid_of("llm.0"), signal.SIGKILL)
+
+        stream = await opened(session, body("again", tokens=3))
+        await stream.read_all()
+        stream.check("again", 3)
+        await deployment.told("process", process="llm.0", phase="ready", restarts=1)
+    assert await asyncio.to_thread(deployment.stop) == 0
+
+
 @pytest.mark.parametrize("how", [{"busy": False}, {"busy": True}], ids=["waits", "spins"])
 async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, Any]) -> None:
     llm = "step_timeout_s = 1\nmax_num_seqs = 1\nmax_resident = 1"
@@ -282,17 +358,28 @@ async def test_stuck_engine_is_found_told_and_replaced(up, how: dict[str, Any]) 
 # --- health ---------------------------------------------------------------------------------------------------
 
 
-async def test_health_tells_of_a_frozen_stage_and_of_its_thaw(up) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("llm.0", 503, "stage llm: replica 0 does not answer (waited 1 s)"),
+        ("coordinator", 503, "the coordinator does not answer"),
+        ("gateway.openai.1", 200, None),
+    ],
+)
+async def test_first_answer_of_health_tells_of_a_hang_and_the_next_of_its_end(up, name, status, reason) -> None:
     """Heartbeats are too far apart here to be missed: it is the round trip that tells."""
-    deployment = up(TOML.format(more="heartbeat_s = 60", llm="", text=""))
+    deployment = up(TOML.format(more="heartbeat_s = 60", llm="", text="") + "processes = 2")
     async with session_of(deployment) as session:
-        os.kill(deployment.pid_of("llm.0"), signal.SIGSTOP)
-        status, report = await health(session)
-        assert (status, report["reason"]) == (503, "stage llm: replica 0 does not answer (waited 1 s)")
-        assert report["stages"]["llm"]["replicas"][0]["is_live"] is False
+        os.kill(deployment.pid_of(name), signal.SIGSTOP)
+        told, report = await health(session)
+        assert (told, report.get("reason")) == (status, reason)
+        rows = [*report["stages"]["llm"]["replicas"], *report["gateways"].values()]
+        assert [row["is_live"] for row in rows].count(False) == (0 if name == "coordinator" else 1)
 
-        os.kill(deployment.pid_of("llm.0"), signal.SIGCONT)
-        assert (await health(session))[0] == 200
+        os.kill(deployment.pid_of(name), signal.SIGCONT)
+        told, report = await health(session)
+        rows = [*report["stages"]["llm"]["replicas"], *report["gateways"].values()]
+        assert (told, [row["is_live"] for row in rows]) == (200, [True, True]), "whoever answers is not in it"
     assert await asyncio.to_thread(deployment.stop) == 0
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
+
+from omni_bus.bus.curve import Curve
+from omni_bus.client import BusClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +83,24 @@ def test_who_has_no_allowed_key_is_told_so_and_the_operator_too(up, omni_bus, ke
     assert deployment.stop() == 0
     lines = [event["event"] for event in deployment.events if "refused a connection" in event["event"]]
     assert len(lines) == len({line.partition(":")[0] for line in lines}) in {1, 2}
+
+
+async def test_an_open_connection_ends_with_its_key(up, keys: Path, port: int) -> None:
+    deployment = up(TEXT.format(bind="tcp://127.0.0.1", port=port, keys=keys))
+    await deployment.told("ready")
+    anywhere, coordinator = "tcp://127.0.0.1:0", f"tcp://127.0.0.1:{port}"
+    own = [Curve(folder) for folder in (keys / "clients" / "laptop", keys)]
+    async with (
+        await BusClient.connect("client.laptop", anywhere, coordinator, timeout_s=20, curve=own[0]) as laptop,
+        await BusClient.connect("visitor", anywhere, coordinator, timeout_s=20, curve=own[1]) as visitor,
+    ):
+        assert (await laptop.admin("status"))["actors"]
+
+        (keys / "allowed" / "laptop.key").unlink()
+
+        assert "takes no connection of ours: it does not allow our key" in (await laptop.leaving).message
+        assert (await visitor.admin("status"))["actors"], "the deployment's own go on"
+    assert await asyncio.to_thread(deployment.stop) == 0
 
 
 def test_a_start_off_the_loopback_without_keys_is_refused(up) -> None:

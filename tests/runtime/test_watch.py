@@ -118,3 +118,23 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
 
     assert len(list(steps(str(tmp_path / "a" / "file")))) <= MAX_LINKS + 1
+
+
+async def test_whatever_changes_in_a_folder_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "allowed"
+    told = asyncio.Event()
+    watch = FileWatch((), told.set, folders=(str(folder),))
+
+    async def changed() -> None:
+        await told.wait()
+        told.clear()
+
+    folder.mkdir()  # it comes later than its watch
+    await changed()
+    (folder / "a.key").write_text("a")
+    await changed()
+    (folder / "a.key").rename(folder / "b.key")
+    await changed()
+    (folder / "b.key").unlink()
+    await changed()
+    watch.close()

@@ -54,7 +54,7 @@ def ratios(output: str) -> dict[str, float]:
         ("uploads", "p99 with 3 uploads of 2 MB / idle"),
         ("start", "start of coordinator / bare interpreter with its libraries"),
         pytest.param("routing", "hit rate, prefix / round_robin", marks=pytest.mark.model),
-        pytest.param("round_trip", "words heard wrong / words said", marks=pytest.mark.model),
+        pytest.param("round_trip", "sound that comes in / time to write it down", marks=pytest.mark.model),
         ("recovery", "stage killed until its request goes on / start of the stage"),
     ],
 )

@@ -38,6 +38,7 @@ from omni_bus.wire.frames import (
     Ready,
     Reject,
     Reroute,
+    Rested,
     Route,
     RouteEdge,
     Stalled,
@@ -107,9 +108,9 @@ class Coordinator(RuleBasedStateMachine):
                 case Send(frame=Admit(route=route)):
                     former = self.routes.setdefault(route.request, route)
                     assert former == route, "admitted twice"
-                    drained = self.core._administration._arrangement.drained
+                    kept = self.core._administration.kept
                     if former is route:
-                        assert drained.isdisjoint(peer.actor for peer in route.stages.values())
+                        assert not any(kept(peer.actor) for peer in route.stages.values())
                 case Send(peer=peer, frame=Failed(request=request)):
                     self.ends[request, peer] += 1
                 case Send(frame=Reroute(request=request, successor=successor)):
@@ -217,7 +218,7 @@ class Coordinator(RuleBasedStateMachine):
         ]
         self.frame(peer, frames[which], wait)
 
-    @rule(peer=peers, other=peers, which=st.integers(0, 13), wait=moments, number=st.integers(0, 3))
+    @rule(peer=peers, other=peers, which=st.integers(0, 14), wait=moments, number=st.integers(0, 3))
     def any_other_frame(self, peer, other, which, wait, number):
         frames = [
             Heartbeat(peer.endpoint, number),
@@ -234,6 +235,7 @@ class Coordinator(RuleBasedStateMachine):
             Stalled(peer, "llm", 0, 60.0),
             Stalled(other, "llm", 0, 60.0),
             Outlook("llm.0", "llm", 0, "degraded", "x", 60.0),
+            Rested(number),
         ]
         self.frame(peer, frames[which], wait)
 
@@ -257,11 +259,12 @@ class Coordinator(RuleBasedStateMachine):
         incarnation=st.integers(1, 2),
         drained=st.lists(replicas, max_size=3),
         returning=st.lists(replicas, max_size=2),
+        asleep=st.dictionaries(replicas, st.integers(1, 2), max_size=2),
         is_good=st.integers(0, 9),
     )
-    def arrange(self, incarnation, drained, returning, is_good):
+    def arrange(self, incarnation, drained, returning, asleep, is_good):
         peer = Peer("supervisor", incarnation, "s")
-        args = {"wanted": {"llm": 2}, "drained": drained, "returning": returning}
+        args = {"wanted": {"llm": 2}, "drained": drained, "returning": returning, "asleep": asleep}
         self.frame(peer, Admin(0, "arrange", args if is_good else {"drained": 1}))
 
     @rule(
@@ -272,6 +275,14 @@ class Coordinator(RuleBasedStateMachine):
     )
     def drain_actors(self, peer, actors, timeout_s, is_forced):
         self.frame(peer, Admin(0, "drain", {"actors": actors, "timeout_s": timeout_s, "is_forced": is_forced}))
+
+    @rule(
+        peer=st.builds(Peer, st.just("supervisor"), st.integers(1, 2), st.just("s")) | peers,
+        actors=st.lists(replicas | st.just("gateway.0"), max_size=2),
+        level=st.integers(-1, 2),
+    )
+    def rest(self, peer, actors, level):
+        self.frame(peer, Admin(0, "rest", {"actors": actors, "level": level}))
 
     @rule(incarnation=st.integers(1, 2), peer=peers, is_settled=st.booleans())
     def replica_retires(self, incarnation, peer, is_settled):
@@ -289,7 +300,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def each_request_has_one_terminal_transition(self):
-        ended = sum(self.core._ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
+        ended = sum(self.core._lifecycle.ended[outcome] for outcome in ("done", "failed", "cancelled", "rerouted"))
         num_ending = sum(entry.state is State.ENDING for entry in self.core._requests.values())
         assert ended == len(self.entered) - len(self.core._requests) + num_ending
 
@@ -350,7 +361,7 @@ class Coordinator(RuleBasedStateMachine):
     def waiting_for_a_replica_are_those_that_may_get_one(self):
         core = self.core
         held = {request for request, entry in core._requests.items() if entry.state is State.HELD}
-        assert core._held.keys() == held
+        assert core._lifecycle.held.keys() == held
         for request in held:
             edges = core._requests[request].edges
             stages = {name for edge in edges for name in (edge.source, edge.target)} - {"in", "out"}
@@ -362,6 +373,14 @@ class Coordinator(RuleBasedStateMachine):
         assert {("drain", number) for number in drains} == {key for key in self.timers if key[0] == "drain"}
         for drain in drains.values():
             assert any(self.core._roster.outstanding(name) for name in drain.args.actors)
+
+    @invariant()
+    def orders_to_rest_have_timers_and_somebody_here_who_has_not_answered(self):
+        orders = self.core._rests._orders
+        assert {("rest", str(number)) for number in orders} == {key for key in self.timers if key[0] == "rest"}
+        for order in orders.values():
+            assert order.waiting
+            assert all(self.core._membership.get(peer.sender) is not None for peer in order.waiting.values())
 
     @invariant()
     def who_waits_for_a_replica_has_a_timer_and_a_reason(self):
@@ -398,6 +417,7 @@ class Coordinator(RuleBasedStateMachine):
         assert not self.core._requests
         assert self.core._bindings.total == 0
         assert not self.core._health._rounds
+        assert not self.core._rests._orders
         assert not self.timers
 
 

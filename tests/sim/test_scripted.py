@@ -19,6 +19,7 @@ from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.stage import EngineShape
+from omni_bus.core.ties import Ties
 from omni_bus.sim import processes
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import CoordinatorProcess, StageProcess
@@ -76,12 +77,12 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
     restart = OperationPlan("restart", 0.14, "voice", 0, timeout_s=5.0, is_forced=False)
     for step in range(30, 60):
         script = scenario(
-            kill_coordinator(step, 0.05), graph="chain", heartbeat_s=0.1, has_supervisor=True, operations=[restart]
+            kill_coordinator(step, 0.05), graph="chain", heartbeat_s=0.2, has_supervisor=True, operations=[restart]
         )
         for plan in script.requests[0]:
             plan.submit_at, plan.input_s = 0.1, 0.2
         world = World(seed, scenario=script)
-        world.after(0.15, _stall, world, "gateway.0", 0.5)
+        world.after(0.15, _stall, world, "gateway.0", 0.7)
         yield world
 
 
@@ -191,6 +192,18 @@ def stages_that_die_before_their_supervisor_is_heard(seed: int) -> Iterator[Worl
         yield world
 
 
+def coordinators_that_die_with_a_replica_that_has_finished(seed: int) -> Iterator[World]:
+    """No request waits for it any more, so that nobody but those who hold links to it can tell that it was there."""
+    for step in range(60, 160, 3):
+        kill_stage = FaultPlan("kill_stage", step + 2, None, loses_frames=True)
+        script = scenario(
+            kill_coordinator(step, 0.3), kill_stage, graph="chain", delay_s=0.001, has_supervisor=bool(step % 2)
+        )
+        for plan in script.requests[0]:
+            plan.reader, plan.submit_at = "fast", 0.02
+        yield World(seed, scenario=script)
+
+
 def gateways_that_die_with_a_coordinator(seed: int) -> Iterator[World]:
     """What they asked for is known to its stages only."""
     for step in range(40, 90):
@@ -269,6 +282,8 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         ),
         (gateways_that_are_given_up_and_come_back, Adoption, "on_leave", sees_nothing),
         (stages_that_die_after_their_last_word, ClientCore, "on_peer_lost", sees_nothing),
+        (coordinators_that_die_with_a_replica_that_has_finished, Ties, "take", sees_nothing),
+        (gateways_that_die_with_a_coordinator, Ties, "take", sees_nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )
@@ -294,7 +309,7 @@ def tells_of_the_absent_only(self):
 def test_nobody_waits_for_those_whose_death_a_supervisor_has_seen(monkeypatch, script):
     """A coordinator of endless patience waits for ever for whoever it is not told of."""
     monkeypatch.setattr(coordinator, "MISSED_HEARTBEATS", 1_000_000)
-    monkeypatch.setattr(processes, "_HOUSEKEEPING", processes._HOUSEKEEPING | {"adopted", "awaited", "breaks"})
+    monkeypatch.setattr(processes, "_HOUSEKEEPING", processes._HOUSEKEEPING | {"adopted", "awaited", "breaks", "ties"})
     assert first_violation(script) is None
 
     monkeypatch.setattr(SupervisorProcess, "_tell_all", tells_of_the_absent_only)

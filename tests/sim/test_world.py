@@ -6,13 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_bus.core import coordinator
+from omni_bus.core import lifecycle
 from omni_bus.core.administration import Administration
 from omni_bus.core.adoption import Adoption
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.edge import OutEdge
 from omni_bus.core.kept import KeptInput
+from omni_bus.core.lifecycle import Lifecycle
 from omni_bus.core.recovery import Recovery, successor_of
 from omni_bus.core.scheduler import Scheduler
 from omni_bus.core.stage import EngineShape, StageCore
@@ -48,7 +49,7 @@ def reroutes_what_has_output(self, frame):
 
 
 def gives_up_for_good(self, request, entry, error, now):
-    return self._end_early(request, error, now) + self._settle(request, entry, now)
+    return self.end_early(request, error, now) + self.settle(request, entry, now)
 
 
 def repeats_everything(entry, error):
@@ -98,7 +99,7 @@ def test_schedules_reach_every_kind_of_trouble():
         seen.update(fault.kind for fault in scenario.faults)
         seen.update(plan.reader for plans in scenario.requests for plan in plans)
         seen.update({"chunks": sum(world.ledger.received.values())})
-        seen.update(world.coordinator.core._ended)
+        seen.update(world.coordinator.core._lifecycle.ended)
         seen.update({"adopted": world.num_adopted, "held": world.num_held})
         seen.update(operation.kind for operation in scenario.operations)
         seen.update({"operations": 0 if world.supervisor is None else world.supervisor.num_done})
@@ -130,24 +131,24 @@ def test_schedules_reach_every_kind_of_trouble():
         (StageCore, "on_timer", lambda self, now: []),
         (StageRequest, "can_advance", property(lambda self: True)),
         (ClientCore, "consume", lambda self, request, port, payload: []),
-        (ClientCore, "on_coordinator_changed", lambda self: []),
+        (ClientCore, "on_coordinator_changed", lambda self, now: []),
         (ClientCore, "on_coordinator_silent", lambda self: []),
         (ClientCore, "_on_reroute", lambda self, frame: []),
         (ClientCore, "_on_reroute", reroutes_what_has_output),
         (ClientCore, "_replay", lambda self, call: []),
         (Recovery, "take_ready", lambda self: []),
         (Recovery, "leave", lambda self, request: None),
-        (CoordinatorCore, "_give_up", gives_up_for_good),
+        (Lifecycle, "give_up", gives_up_for_good),
         (CoordinatorCore, "_on_stalled", lambda self, sender, stalled, now: []),
-        (coordinator, "successor_of", repeats_everything),
-        (coordinator, "successor_of", reroutes_for_ever),
-        (CoordinatorCore, "_release", lambda self, entry, stage: entry.pending.pop(stage)),
+        (lifecycle, "successor_of", repeats_everything),
+        (lifecycle, "successor_of", reroutes_for_ever),
+        (Lifecycle, "release", lambda self, entry, stage: entry.pending.pop(stage)),
         (Adoption, "adopt", lambda self, actor, route, ran_s, now: []),
         (Adoption, "_shorten", lambda self, entry, ran_s, now: []),
         (CoordinatorCore, "_check_adopted", lambda self, request, now: []),
         (CoordinatorCore, "_lose", lambda self, request, entry, actor, now: []),
-        (CoordinatorCore, "_run_held", lambda self, now: []),
-        (CoordinatorCore, "_on_repeated", lambda self, submit, entry: []),
+        (Lifecycle, "run_held", lambda self, now: []),
+        (Lifecycle, "_on_repeated", lambda self, submit, entry: []),
         (Administration, "bindable", lambda self, replicas: list(replicas)),
         (Administration, "is_coming_back", lambda self, stage: False),
         (Administration, "is_awaited", lambda self, stage: False),

@@ -306,7 +306,7 @@ def test_bad_frame_leaves_the_codec_usable() -> None:
     with pytest.raises(BadFrame):
         codec.encode(Admin(1, "op", {"blob": Blob(b"1"), "no": object()}))
 
-    assert codec.encode(Ping(1)) == [pack(["Ping", 1])]
+    assert codec.encode(Ping(1)) == [pack(["Ping", 1, False])]
     assert codec.decode([pack(["Ping", 1])]) == Ping(1)
 
 

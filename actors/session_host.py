@@ -15,6 +15,7 @@ from actors.session_requests import Answer, Asking, Detector, Recogniser, encodi
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import effects as done
 from omni_bus.core.session.codec import encoded
+from omni_bus.core.session.conversation import has_sound
 from omni_bus.core.session.input_buffer import RATE_HZ
 from omni_bus.core.session.items import InputAudio, Message
 from omni_bus.core.session.server_events import ItemRetrieved
@@ -158,10 +159,12 @@ class SessionHost:
 
     async def hear(self, attachment: Attachment, event: asked.AnyClientEvent) -> None:
         """Take what a client says; waits where it speaks faster than it can be listened to."""
+        if attachment.number != self.core.attachment:
+            return  # it was replaced
         if isinstance(event, asked.AudioAppend):
             event = await self._appended(event)
-        elif isinstance(event, asked.ItemCreate):
-            event = replace(event, item=self._taken_in(event.item))
+        elif isinstance(event, asked.ItemCreate) and has_sound(event.item):
+            event = replace(event, item=await asyncio.to_thread(self._taken_in, event.item))
         self.perform(self.core.on_client(attachment.number, event, self.now))
         if self._detector is not None:
             await self._detector.has_room.wait()
@@ -232,7 +235,7 @@ class SessionHost:
             if attachment is not None and not attachment.has_room.is_set():
                 await attachment.has_room.wait()
                 continue
-            early_ms = self.core.lead_ms(response_id, self.now) - self._output_lead_ms
+            early_ms = self.core.left_ms(response_id, self.now) - self._output_lead_ms
             if early_ms <= 0:
                 return
             await asyncio.sleep(early_ms / 1000)

@@ -1,7 +1,7 @@
 """A synthetic detector of speech and a synthetic recogniser: for load and fault tests of sessions, not models.
 
 The detector takes loud for speech. The recogniser writes how long and how loud what it heard is, so that a test can
-tell whose sound it got. Work, time and faults are those of `adapters.synthetic_work`; a step is a frame, or a second.
+tell whose sound it got. Work, time and faults are those of `adapters.synthetic_work`; a step is a frame, or a word.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class SyntheticAsr(SyntheticStream):
                 pieces.append(samples)
             sound = b"".join(pieces)
             seconds = len(sound) / 2 / rate_hz
-            for _ in range(max(1, round(seconds))):
-                await progress.step()
             words = ("heard ", f"{round(seconds * 1000)} ms ", f"at {round(1000 * loudness(sound))}")
-            for word in words if "text" in request.outputs else ():
-                yield "text", Text(word)
+            for word in words:
+                await progress.step()
+                if "text" in request.outputs:
+                    yield "text", Text(word)
         yield Finish(detail={"seconds": seconds})
 
 

@@ -354,7 +354,7 @@ SAMPLES: dict[str, Sample] = {
         streamed_port="audio",
     ),
     "synthetic-asr": Sample(
-        _loud(100, 500), _loud(40), {"audio": [Text("")]}, {"step_time_s": -1}, failing_params=_FAILS
+        _loud(1000, 1000), _loud(40), {"audio": [Text("")]}, {"step_time_s": -1}, failing_params=_FAILS
     ),
     "synthetic-image": Sample(
         _prompt("a cat"), _prompt("a dog"), {"prompt": []}, {"width": 4}, params={"steps": 3}, failing_params=_FAILS

@@ -39,6 +39,9 @@ def check_config(config: SessionConfig, capabilities: Capabilities) -> None:
     """
     if config.type == "realtime":
         check_modalities(config.output_modalities, capabilities, "session")
+    if config.type == "transcription" and not capabilities.supports_transcription:
+        message = "session.type: 'transcription' came, and nothing here writes speech down"
+        raise SessionError(Code.INVALID_VALUE, message, param="session.type")
     if config.tools and not capabilities.supports_tools:
         raise SessionError(Code.INVALID_VALUE, "session.tools: this model calls none", param="session.tools")
     if config.audio.input.transcription is not None and not capabilities.supports_transcription:

@@ -83,9 +83,12 @@ class SessionCore:
         """Who listens."""
         return self._outlet.attachment
 
-    def lead_ms(self, response_id: str, now: float) -> float:
-        """Return how far the sound that was sent of a response is ahead of what is played; 0 for one that is over."""
-        return self._responses.lead_ms(response_id, now)
+    def left_ms(self, response_id: str, now: float) -> float:
+        """Return how long a client that plays at once has sound of a response left; 0 for one that is over.
+
+        By the clock alone: many clients acknowledge only at the end of a turn, and would wait for sound until then.
+        """
+        return self._responses.left_ms(response_id, now)
 
     # --- attachments ------------------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ class Listening:
         if event.overlap_action is not None and event.overlap_action not in ACTIONS:
             message = f"overlap_action: {event.overlap_action!r} came (allowed: {', '.join(sorted(ACTIONS))})"
             raise SessionError(Code.INVALID_VALUE, message, param="overlap_action")
+        if not self._shared.capabilities.supports_audio_input:
+            raise SessionError(Code.UNSUPPORTED_MODALITY, "audio: nothing here understands speech", param="audio")
         if event.video_frames and not self._shared.capabilities.supports_image_input:
             raise SessionError(Code.UNSUPPORTED_MODALITY, "video_frames: this model sees nothing", param="video_frames")
         if len(self._buffer) + len(audio) > allowed:

@@ -116,9 +116,14 @@ def is_short_ack(transcript: str) -> bool:
     return transcript.strip().strip(".,!?。，！？").lower() in SHORT_ACKS
 
 
+MAX_MEASURED = 16_000
+"""Samples of one piece whose loudness is looked at, evenly over it: a whole second, or some of more."""
+
+
 def rms(audio: bytes) -> float:
     """Return the root mean square of s16 samples, of full scale 1."""
     samples = array("h", audio[: len(audio) // 2 * 2])
+    samples = samples[:: 1 + len(samples) // MAX_MEASURED]
     if not samples:
         return 0.0
     return (sum(sample * sample for sample in samples) / len(samples)) ** 0.5 / 32768

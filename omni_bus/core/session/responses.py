@@ -81,10 +81,10 @@ class Responses:
         """Whether the model has the word: it answers, or what it said has yet to be acknowledged."""
         return self._active is not None or not self.ledger.is_settled
 
-    def lead_ms(self, response_id: str, now: float) -> float:
-        """Return how far the sound that was sent of a response is ahead of what is played."""
+    def left_ms(self, response_id: str, now: float) -> float:
+        """Return how long a client that plays at once has sound of a response left."""
         running = self._running(response_id)
-        return 0.0 if running is None else running.response.cursor.lead_ms(now)
+        return 0.0 if running is None else running.response.cursor.left_ms(now)
 
     # --- creating ---------------------------------------------------------------------------------------------
 

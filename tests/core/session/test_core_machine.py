@@ -226,7 +226,8 @@ class Session(RuleBasedStateMachine):
     @rule(is_old=st.booleans(), missed=st.integers(-1, 5))
     def resume(self, is_old, missed):
         token = self.talk.tokens[0 if is_old else -1]
-        seq = max(0, self.talk.watcher.last_seq - missed)
+        is_lie = missed < 0
+        seq = self.talk.core._outlet.journal.head + 1 if is_lie else max(0, self.talk.watcher.last_seq - missed)
         attachment, self.next_attachment = self.next_attachment, self.next_attachment + 1
         event = asked.SessionResume(session_id="sess_1", resume_token=token, last_received_server_event_seq=seq)
         self.take(self.talk.core.on_resumed(attachment, event, self.talk.now))

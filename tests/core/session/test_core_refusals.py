@@ -236,6 +236,15 @@ def test_a_refusal_names_event_and_field_and_changes_nothing(talk, event, code, 
     assert names(talk.say(asked.Heartbeat())) == ["session.heartbeat_ack"]
 
 
+def test_sound_that_nobody_understands_is_refused():
+    talk = Talk(capabilities=said.Capabilities(supports_audio_input=False))
+
+    (refusal,) = talk.append(100)
+
+    assert isinstance(refusal, said.ErrorEvent)
+    assert refusal.error.vendor_code == "invalid_input_modality"
+
+
 def test_a_second_response_is_refused_while_one_is_given(talk):
     talk.say(asked.ResponseCreate())
 
@@ -298,6 +307,7 @@ def test_what_comes_from_an_attachment_that_is_none_is_not_heard(talk):
             {"output_modalities": ["text"], "audio": {"input": {"transcription": {}}}},
             "session.audio.input.transcription",
         ),
+        (said.Capabilities(supports_transcription=False), {"type": "transcription"}, "session.type"),
     ],
 )
 def test_what_the_deployment_can_not_do_is_refused(capabilities, patch, param):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateways.realtime_beta import BETA_DELTAS
-from gateways.realtime_duplex_reading import DuplexReader
+from gateways.realtime_duplex_reading import DuplexReader, session_of
 from gateways.realtime_ga import fields_of, ga_response
-from gateways.realtime_reading import read_as, table, type_of
+from gateways.realtime_reading import event_id_of, type_of
 from gateways.realtime_session import beta_format, beta_session, ga_session
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
@@ -68,8 +68,7 @@ class DuplexDialect:
                 names = ("session_id", "resume_token", "last_received_server_event_seq")
                 return [self._reader.resume(fields, names)]
             case "session.update" | "session.create":
-                session = table(fields, "session") if "session" in fields else dict(fields)
-                return self.opening(session, model, read_as(fields, asked.AudioClear).event_id)
+                return self.opening(session_of(fields), model, event_id_of(fields))
             case _:
                 return [*self.opening({}, model), *self.read(fields)]
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gateways.realtime_reading import Events
 
 RATE_HZ = 16_000
-"""Of sound that comes, unless the session says otherwise or has OpenAI's GA shape (24 kHz)."""
+GA_RATE_HZ = 24_000
+"""Of sound that comes, unless the session says otherwise; the second where it has OpenAI's GA shape."""
 
 ALIASES = {
     "close": "session.close",
@@ -32,6 +33,21 @@ ALIASES = {
 
 CONFIG = frozenset(SessionConfig.__struct_fields__) - {"duplex"}
 DUPLEX = frozenset(Duplex.__struct_fields__)
+
+VENDOR = (DUPLEX - {"auto_response"}) | {
+    "extra_body",
+    "idle_timeout_s",
+    "initial_user_text",
+    "input_audio_format",
+    "modalities",
+    "output_audio_format",
+    "playback_commit_policy",
+    "ref_audio",
+    "sample_rate",
+    "sample_rate_hz",
+    "turn_detection",
+}
+"""Fields of session objects that are none of OpenAI's GA dialect."""
 
 TURN_DETECTION = frozenset(
     {
@@ -65,6 +81,8 @@ class DuplexReader:
         self._ga = GaDialect(is_same_model)
         self._has_rate = False
         """The rate of sound was said, or is settled by the session's shape."""
+        self._is_ga = False
+        """The client speaks OpenAI's GA dialect, as far as that goes."""
         self._policy: str | None = None
         self._readers: dict[str, Callable[[Mapping[str, Any]], Events]] = {
             "session.update": self._update,
@@ -115,29 +133,31 @@ class DuplexReader:
         Raises:
             SessionError: a field has a value that is not allowed.
         """
-        is_ga = session.get("type") == "realtime"
-        patch = self._patch(session)
+        patch = self._patch(self._completed(session))
         given = patch.setdefault("audio", {}).setdefault("input", {})
-        if not is_ga:
+        if not self._is_ga:
             patch.setdefault("output_modalities", ["text", "audio"])
             given.setdefault("turn_detection", None)
-        if not self._has_rate and not is_ga:
             given.setdefault("format", {"type": "audio/pcm", "rate": RATE_HZ})
         return patch
 
     def _update(self, fields: Mapping[str, Any]) -> Events:
-        session = (
-            table(fields, "session")
-            if "session" in fields
-            else {name: value for name, value in fields.items() if name not in ("type", "event_id")}
-        )
-        patch = self._patch(session)
-        if session.get("type") == "realtime" and not self._has_rate:
-            # A session that was opened before its client said anything, and the client is OpenAI's.
-            self._has_rate = True
-            audio = patch.setdefault("audio", {}).setdefault("input", {})
-            audio.setdefault("format", {"type": "audio/pcm", "rate": 24_000})
-        return [read_as(fields, asked.SessionUpdate, session=patch)]
+        return [read_as(fields, asked.SessionUpdate, session=self._patch(self._completed(session_of(fields))))]
+
+    def _completed(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Return a session object with what OpenAI's clients take for granted, once, if it is of one of them.
+
+        Such a client may say late who it is: its session is opened before its first event.
+        """
+        if self._is_ga or session.get("type") != "realtime" or not VENDOR.isdisjoint(session):
+            return session
+        self._is_ga = True
+        audio = table(session, "audio", at="session.")
+        given = dict(table(audio, "input", at="session.audio."))
+        given.setdefault("turn_detection", {"type": "server_vad"})
+        if not self._has_rate:
+            given.setdefault("format", {"type": "audio/pcm", "rate": GA_RATE_HZ})
+        return {**session, "audio": {**audio, "input": given}}
 
     def _patch(self, session: dict[str, Any]) -> dict[str, Any]:
         extra = table(session, "extra_body", at="session.")
@@ -165,7 +185,7 @@ class DuplexReader:
             rate = fields.pop("sample_rate_hz", None)
             if side == "input":
                 rate = _first(session, "sample_rate_hz", "sample_rate") if rate is None else rate
-                self._has_rate |= rate is not None or "rate" in (fields.get("format") or {})
+                self._has_rate |= rate is not None or (fields.get("format") or {}).get("rate") is not None
             if rate is not None:
                 former = fields.get("format") or {"type": "audio/pcm"}
                 fields["format"] = format_of(former, f"session.audio.{side}.format", rate)
@@ -218,7 +238,10 @@ class DuplexReader:
         return [read_as(fields, asked.AudioCommit, "is_speech", create_response=wanted)]
 
     def _text(self, fields: Mapping[str, Any]) -> Events:
-        part = {"type": "input_text", "text": fields.get("text")}
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise SessionError(Code.INVALID_VALUE, f"text: {shown(text)} came (allowed: a string)", param="text")
+        part = {"type": "input_text", "text": text}
         return [read_as(fields, asked.ItemCreate, item={"type": "message", "role": "user", "content": [part]})]
 
     def _playback(self, fields: Mapping[str, Any]) -> Events:
@@ -236,6 +259,17 @@ class DuplexReader:
             allowed = ", ".join((*SIGNALS, *ROUTED, "conversation.item.*", "close"))
             raise SessionError(Code.INVALID_VALUE, f"event: {shown(event)} came (allowed: {allowed})", param="event")
         return [read_as(fields, asked.TurnSignal, "event")]
+
+
+def session_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event's session object: the field, or all of the event but what every event has.
+
+    Raises:
+        SessionError: the field is no object.
+    """
+    if "session" in fields:
+        return table(fields, "session")
+    return {name: value for name, value in fields.items() if name not in ("type", "event_id")}
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

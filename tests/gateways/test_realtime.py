@@ -326,7 +326,7 @@ async def test_first_frames_of_duplex_clients_that_open_nothing() -> None:
 
 
 async def test_a_duplex_client_that_says_nothing_is_let_go() -> None:
-    change = ("port = 8000", "port = 8000\nrealtime_first_event_timeout_s = 0.05")
+    change = ("port = 0", "port = 0\nrealtime_first_event_timeout_s = 0.05")
     async with deployed(change) as deployment, connected(deployment, "/v1/duplex") as client:
         assert (await client.error())["error"]["code"] == "config_timeout"
         assert (await client.end())[0] == 1008
@@ -360,7 +360,7 @@ async def test_queries_that_are_refused() -> None:
 
 
 async def test_keys_and_subprotocols() -> None:
-    async with deployed(("port = 8000", 'port = 8000\napi_keys = ["secret"]')) as deployment:
+    async with deployed(("port = 0", 'port = 0\napi_keys = ["secret"]')) as deployment:
         with pytest.raises(websockets.InvalidStatus) as caught:
             async with connected(deployment):
                 pass

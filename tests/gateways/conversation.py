@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from actors.testing import Running
 
-TOML = (
-    (Path(__file__).parents[2] / "configs" / "synthetic_sessions.toml").read_text().replace("tokens = 32", "tokens = 3")
-)
+CONFIG = Path(__file__).parents[2] / "configs" / "synthetic_sessions.toml"
+TOML = CONFIG.read_text().replace("tokens = 32", "tokens = 3").replace("port = 8000", "port = 0")
 LIMIT_S = 60
 GA = TypeAdapter[Any](RealtimeServerEvent)
 LOUD, QUIET = b"\0\x20", b"\0\0"

@@ -1,6 +1,11 @@
-"""pipecat's OpenAI Realtime service asks in writing and aloud: python pipecat_talk.py URL MODEL QUESTION.pcm"""
+"""pipecat's OpenAI Realtime service asks in writing and aloud.
 
-# pyright: basic
+``python pipecat_talk.py URL MODEL QUESTION.pcm``
+"""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -9,6 +14,7 @@ from pathlib import Path
 
 from pipecat.frames.frames import (
     ErrorFrame,
+    Frame,
     InputAudioRawFrame,
     LLMFullResponseEndFrame,
     LLMRunFrame,
@@ -19,7 +25,7 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
 
@@ -30,12 +36,13 @@ PIECE = RATE_HZ // 5
 class Listener(FrameProcessor):
     """What comes out, answer by answer."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.answers: asyncio.Queue[dict] = asyncio.Queue()
         self._text, self._bytes = "", 0
 
-    async def process_frame(self, frame, direction):
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Count what is spoken."""
         await super().process_frame(frame, direction)
         match frame:
             case TTSAudioRawFrame():
@@ -50,7 +57,8 @@ class Listener(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-async def main(url: str, model: str, question: Path) -> None:
+async def main(url: str, model: str, sound: bytes) -> None:
+    """Ask twice and print both answers."""
     service = OpenAIRealtimeLLMService(
         api_key="none", base_url=f"{url}/realtime", settings=OpenAIRealtimeLLMService.Settings(model=model)
     )
@@ -62,7 +70,6 @@ async def main(url: str, model: str, question: Path) -> None:
     running = asyncio.create_task(runner.run())
     await worker.queue_frames([LLMRunFrame()])
     answers = [await listener.answers.get()]
-    sound = question.read_bytes()
     pieces = [sound[start : start + PIECE] for start in range(0, len(sound), PIECE)]
     await worker.queue_frames([InputAudioRawFrame(audio=p, sample_rate=RATE_HZ, num_channels=1) for p in pieces])
     answers.append(await listener.answers.get())
@@ -71,4 +78,4 @@ async def main(url: str, model: str, question: Path) -> None:
     await running
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]).read_bytes()))

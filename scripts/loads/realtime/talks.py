@@ -1,7 +1,7 @@
 """Clients of other projects talk with the shipped voice chat, in writing and aloud, and say what they heard.
 
-They come from PyPI and npm into a folder of their own, since they bring more than the tests need. Exits with 1 if one of
-them did not hear both answers.
+They come from PyPI and npm into a folder of their own, since they bring more than the tests need. Exits with 1 if one
+of them did not hear both answers.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
 from adapters.sentences import sentences_of
+from adapters.turns import Listener, Turns
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed, unknown_name
 from omni_bus.wire.frames import Finish
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from omni_bus.engine import Context, Report
 
     Samples = npt.NDArray[np.float32]
+
+T = TypeVar("T")
 
 RATE_HZ = 24_000
 PIECE_FRAMES = RATE_HZ // 4
@@ -53,8 +56,8 @@ class HibariOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     voice: str = "heart"
     """The voice of requests that name none."""
 
-    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
-    """Requests that are open at once; their sentences take turns on one thread."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 32
+    """Requests that are open at once; their sentences take turns on one thread (`Turns`)."""
 
 
 class HibariParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +78,7 @@ class HibariVoice(StreamingEngine):
 
     A sentence is spoken as soon as it is certain that it ended (`SentenceSplitter`). Nothing is synthesised before all
     audio of the sentence before it was taken, and no text is taken meanwhile, so a slow listener slows the writer down.
+    Of several sentences that are due, that one is next whose listener runs out of sound first (`Listener`).
     """
 
     accepts: ClassVar[dict[str, str]] = {"text": "text"}
@@ -89,6 +93,7 @@ class HibariVoice(StreamingEngine):
         self._voices: dict[str, Any] = {}
         """Loaded voices by name; touched on the engine's thread only, after `load`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hibari")
+        self._turns = Turns()
 
     @classmethod
     def check(cls, options: HibariOptions) -> list[str]:
@@ -144,16 +149,23 @@ class HibariVoice(StreamingEngine):
             BadInput: an unknown voice (lists those that are there), or input that isn't text.
         """
         params: HibariParams = request.params
-        voice = await on_thread(self._thread, self._voice_blocking, params.voice or self.options.voice)
+        listener = Listener()
+        voice = await self._in_turn(listener, self._voice_blocking, params.voice or self.options.voice)
         generator = _generator(params.seed)
         num_frames = 0
         async for sentence in sentences_of(inputs):
-            for phonemes in await on_thread(self._thread, _phonemes_blocking, voice, sentence):
-                samples = await on_thread(self._thread, _samples_blocking, voice, phonemes, params.speed, generator)
+            for phonemes in await self._in_turn(listener, _phonemes_blocking, voice, sentence):
+                samples = await self._in_turn(listener, _samples_blocking, voice, phonemes, params.speed, generator)
                 num_frames += len(samples)
+                listener.gets(len(samples) / RATE_HZ)
                 for piece in _pieces(samples):
                     yield "audio", piece
         yield Finish(detail={"seconds": num_frames / RATE_HZ})
+
+    async def _in_turn(self, listener: Listener, function: Callable[..., T], *args: Any) -> T:
+        """Run a call on the engine's thread when it is the listener's turn."""
+        async with self._turns.turn(listener.runs_dry_at()):
+            return await on_thread(self._thread, function, *args)
 
     def _voice_blocking(self, name: str) -> Any:
         """Return a voice, loading it at its first use.

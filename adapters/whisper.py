@@ -167,7 +167,7 @@ class Whisper(StreamingEngine):
             async for chunk in chunks:
                 segments, language = await on_thread(self._thread, self._read_blocking, chunk, params, language)
                 end_s = chunk.end_s
-                while (segment := await on_thread(self._thread, next, segments, None)) is not None:
+                while (segment := await on_thread(self._thread, _next_blocking, segments)) is not None:
                     text = segment.text if num_segments else segment.text.lstrip()
                     if "text" in request.outputs:
                         yield "text", Text(text, num_tokens=len(segment.tokens))
@@ -233,6 +233,11 @@ def model_folder(model: str) -> Path:
         for file in Path(place).glob("**/model.bin"):
             return file.parent
     raise BadInput(f"model: '{NAME}' is in the Python package {PACKAGE}, which is not installed ({INSTALL_WEIGHTS})")
+
+
+def _next_blocking(segments: Iterator[Any]) -> Any:
+    """Decode and return the next segment, None after the last."""
+    return next(segments, None)
 
 
 def document_of(segment: Any, number: int, chunk: Chunk) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 """Text to speech to text: how many words get lost between the default voice and the default recogniser.
 
 The shipped ``configs/speech.toml`` in processes of its own: hibari reads each sentence of
-``tests/speech/sentences.txt``, the sound goes as a WAV file to ``/v1/audio/transcriptions``, and what comes back is
+``omni_bus/bench/sentences.txt``, the sound goes as a WAV file to ``/v1/audio/transcriptions``, and what comes back is
 compared word by word, whatever the case and punctuation, small numbers as words. Exits with 1 if more than 3 % of the
 words are wrong.
 
@@ -21,12 +21,12 @@ import wave
 import aiohttp
 
 import measured
+from omni_bus.bench.dataset import SENTENCES
+from omni_bus.bench.word_errors import compare, words_of
 from omni_bus.client import BusClient, Item
 from omni_bus.wire.payloads import Audio, Text
-from word_errors import word_errors, words_of
 
 AIM = 0.03
-SENTENCES = measured.ROOT / "tests" / "speech" / "sentences.txt"
 _SUMS = ("words", "errors", "sound_s", "transcribe_s")
 CONFIG = measured.ROOT / "configs" / "speech.toml"
 
@@ -70,7 +70,7 @@ async def round_trips(deployment: measured.Deployment, sentences: list[str]) -> 
                     "said": sentence,
                     "heard": heard,
                     "words": len(words_of(sentence)),
-                    "errors": word_errors(words_of(sentence), words_of(heard)),
+                    "errors": compare(words_of(sentence), words_of(heard)).errors,
                     "sound_s": seconds,
                     "speak_s": spoken - begun,
                     "transcribe_s": time.perf_counter() - spoken,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
 
+from omni_bus.bench.dialects import Form
 from omni_bus.bench.occupancy import Occupancy, from_health, from_load, from_metrics
+from omni_bus.bench.record import EMPTY
 from omni_bus.errors import BadInput, Unreachable, unknown_name
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class Server:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._dialect = dialect
         self._url = f"{self.base_url}{path}"
-        self._headers = {"Content-Type": "application/json", **headers}
+        self._headers = dict(headers)
         self._request_timeout_s = request_timeout_s
 
     async def __aenter__(self) -> Self:
@@ -76,10 +79,10 @@ class Server:
     async def ask(
         self,
         record: Record,
-        body: dict[str, Any],
+        body: dict[str, Any] | Form,
         clock: Callable[[], float],
         *,
-        keeps_text: bool = False,
+        keeps_answer: bool = False,
         pace: Pace | None = None,
         leaves_after_s: float | None = None,
     ) -> None:
@@ -89,30 +92,42 @@ class Server:
             record: of this request.
             body: what is sent.
             clock: seconds of the phase.
-            keeps_text: whether the text has to be counted later.
+            keeps_answer: whether the text or the sound is looked at later.
             pace: slows the reading down.
             leaves_after_s: break the connection so long after sending.
         """
-        data = msgspec.json.encode(body)
-        reader = self._dialect.reader(record, keeps_text=keeps_text)
+        sent = self._encoded(body)
+        reader = self._dialect.reader(record, keeps_answer=keeps_answer)
         record.sent_at = clock()
         try:
             async with asyncio.timeout(leaves_after_s):
-                await self._exchange(record, data, reader, clock, pace)
+                await self._exchange(record, sent, reader, clock, pace)
         except TimeoutError:
             record.has_left = True
         finally:
             record.ended_at = clock()
 
+    def _encoded(self, body: dict[str, Any] | Form) -> dict[str, Any]:
+        """Return a body as aiohttp's options."""
+        if isinstance(body, Form):
+            form = aiohttp.FormData(body.fields)
+            form.add_field(
+                "file", io.BytesIO(body.file), filename=body.file_name, content_type="application/octet-stream"
+            )
+            return {"data": form}
+        # On each request, since a form has a type of its own.
+        return {"data": msgspec.json.encode(body), "headers": {"Content-Type": "application/json", **self._headers}}
+
     async def _exchange(
-        self, record: Record, data: bytes, reader: Reader, clock: Callable[[], float], pace: Pace | None
+        self, record: Record, sent: dict[str, Any], reader: Reader, clock: Callable[[], float], pace: Pace | None
     ) -> None:
         http = self._http if pace is None else self._slow_http
         try:
-            async with asyncio.timeout(self._request_timeout_s), http.post(self._url, data=data) as response:
+            async with asyncio.timeout(self._request_timeout_s), http.post(self._url, **sent) as response:
                 if response.status != 200:
                     record.fail(*_refusal(response, await response.read()))
                     return
+                reader.begin(response.headers)
                 while piece := await _read(response.content, pace):
                     num_pieces = reader.feed(piece, clock())
                     if pace is not None:
@@ -127,12 +142,14 @@ class Server:
             if not reader.is_over:
                 record.fail("cut", "the answer ended before it said that it was whole")
             elif not record.texts and not record.sounds and not record.output_tokens:
-                record.fail("empty answer", "neither text nor sound came")
+                record.fail(EMPTY, "neither text nor sound came")
 
     # --- what is not ------------------------------------------------------------------------------------------
 
     async def choose_model(self, wanted: str | None) -> str:
         """Return the model to ask for: the wanted one, or the first that the server lists.
+
+        Where requests need not name one, and the server lists several, its own choice is best: that is no name.
 
         Raises:
             Unreachable: nothing answers there, or not as a server of models.
@@ -140,6 +157,8 @@ class Server:
             BadInput: none is wanted, and the server lists none.
         """
         names = await self._models()
+        if wanted is None and not self._dialect.needs_model:
+            return names[0] if len(names) == 1 else ""
         if wanted is None:
             if not names:
                 raise BadInput(
@@ -177,7 +196,7 @@ class Server:
     async def count_tokens(self, model: str, text: str) -> int | None:
         """Return the tokens of a text as vLLM's ``/tokenize`` counts them; None if the server has no such route."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        document = await self._document("post", "/tokenize", data=msgspec.json.encode(body))
+        document = await self._document("post", "/tokenize", **self._encoded(body))
         count = document.get("count") if isinstance(document, dict) else None
         return count if isinstance(count, int) else None
 

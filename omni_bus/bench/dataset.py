@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-NAMES = ("random", "custom", "sharegpt")
+NAMES = ("random", "sentences", "custom", "custom_audio", "sharegpt")
+
+SENTENCES = Path(__file__).with_name("sentences.txt")
+"""Fifty plain English sentences of six to eleven words."""
 
 _COMMON = (
     "the of and to in is that for it as was with on be by at this have from or had not are but what all were when we "
@@ -33,6 +38,16 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the text, for chat."""
     output_len: int | None = None
     """Tokens to make at most; None leaves it to the server."""
+    sound: bytes = b""
+    """A file in which the text is said, for routes that transcribe."""
+    sound_name: str = ""
+    """Of the file; some servers go by its ending."""
+    sound_s: float | None = None
+    """How long it is, where that is known."""
+
+    def as_text(self) -> str:
+        """For routes without turns: messages are joined."""
+        return self.text or "\n".join(str(message.get("content", "")) for message in self.messages)
 
     def as_messages(self) -> list[dict[str, Any]]:
         """For chat."""
@@ -72,6 +87,22 @@ def random_prompts(count: int, lengths: Lengths, dice: random.Random, *, mark: s
 def _vary(length: int, ratio: float, dice: random.Random) -> int:
     low, high = max(1, round(length * (1 - ratio))), max(1, round(length * (1 + ratio)))
     return dice.randint(low, high)
+
+
+def sentence_prompts(count: int, num_sentences: int, dice: random.Random) -> list[Prompt]:
+    """Return texts to speak: each of so many sentences, all of which are used before one comes again.
+
+    Args:
+        count: how many texts.
+        num_sentences: in each.
+        dice: decides the order.
+    """
+    known = SENTENCES.read_text(encoding="utf-8").splitlines()
+    deck: list[str] = []
+    while len(deck) < count * num_sentences:
+        deck += dice.sample(known, len(known))
+    places = range(0, count * num_sentences, num_sentences)
+    return [Prompt(text=" ".join(deck[place : place + num_sentences])) for place in places]
 
 
 class _Line(msgspec.Struct):
@@ -115,6 +146,49 @@ def _prompt(path: str, number: int, line: bytes, output_len: int | None) -> Prom
         raise _unreadable(path, f"{where}: output_tokens {read.output_tokens} came", "an integer, at least 1")
     wanted = output_len if output_len is not None else read.output_tokens
     return Prompt(text=read.prompt or "", messages=tuple(read.messages or ()), output_len=wanted)
+
+
+class _AudioLine(msgspec.Struct):
+    """One line of a custom file of sounds."""
+
+    audio: str
+    text: str = ""
+
+
+def read_custom_audio(path: str) -> list[Prompt]:
+    """Return the sounds of a JSONL file: ``audio``, a file, in each line, and ``text`` if it is known what is said.
+
+    Args:
+        path: of the file; those in it are relative to its folder.
+
+    Raises:
+        BadInput: an unreadable or empty file, or a line that is none of this, or whose sound can't be read.
+    """
+    shape = 'a JSON object as {"audio": "hello.wav", "text": "Hello"}'
+    found: list[Prompt] = []
+    for number, line in _lines(path):
+        try:
+            read = msgspec.json.decode(line, type=_AudioLine)
+        except msgspec.DecodeError as error:
+            raise _unreadable(path, f"line {number}: {error}", shape) from error
+        file = Path(path).parent / read.audio
+        try:
+            sound = file.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, f"line {number}: {file}: {error.strerror}", "a file that can be read") from error
+        found.append(Prompt(text=read.text, sound=sound, sound_name=file.name, sound_s=_seconds(sound)))
+    if not found:
+        raise _unreadable(path, "has no line with a sound", shape)
+    return found
+
+
+def _seconds(sound: bytes) -> float | None:
+    """Return how long a WAV file is; None for others, of which the server may tell it."""
+    try:
+        with wave.open(io.BytesIO(sound)) as file:
+            return file.getnframes() / file.getframerate()
+    except (wave.Error, EOFError):
+        return None
 
 
 class _Turn(msgspec.Struct):

@@ -17,6 +17,8 @@ from omni_bus.bench.events import EventParser
 from omni_bus.bench.record import Record, StageTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from omni_bus.bench.dataset import Prompt
 
 
@@ -33,11 +35,25 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     wants_stage_metrics: bool = False
 
 
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that is no JSON: fields and a file."""
+
+    fields: dict[str, str]
+    file: bytes
+    file_name: str
+
+
 class Reader(Protocol):
     """Reads one answer."""
 
-    is_over: bool
-    """Whether the answer said that it is whole."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer said that it is whole, or has no way to say so."""
+        ...
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """Take the answer's headers."""
+        ...
 
     def feed(self, data: bytes, at: float) -> int:
         """Note what bytes hold, in the record; return how many pieces of text or sound that were."""
@@ -48,13 +64,21 @@ class Dialect(Protocol):
     """A kind of route."""
 
     path: ClassVar[str]
+    needs_model: ClassVar[bool]
+    """Whether a request must name its model; the server's list doesn't tell what each one does."""
+    has_tokens: ClassVar[bool]
+    """Whether answers are counted in tokens."""
 
-    def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
+    def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any] | Form:
         """Return the body of a request."""
         ...
 
-    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
-        """Return a reader that notes in a record; the text itself only if it has to be counted later."""
+    def reader(self, record: Record, *, keeps_answer: bool) -> Reader:
+        """Return a reader that notes in a record; the text or sound itself only if it is looked at later."""
+        ...
+
+    def lengthened(self, prompt: Prompt, output_len: int) -> Prompt:
+        """Return a prompt whose answer has about so many tokens."""
         ...
 
 
@@ -86,7 +110,9 @@ class _Choice(msgspec.Struct):
     audio_metadata: AudioMetadata | None = None
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
+    """What a server counted."""
+
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
@@ -104,7 +130,7 @@ class _Metrics(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     modality: str | None = None
-    usage: _Usage | None = None
+    usage: Usage | None = None
     metrics: _Metrics | None = None
     error: Any = None
 
@@ -115,11 +141,14 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 class StreamReader:
     """Reads the chunks of chat and of plain completions, which differ in where the text is."""
 
-    def __init__(self, record: Record, *, keeps_text: bool) -> None:
+    def __init__(self, record: Record, *, keeps_answer: bool) -> None:
         self.is_over = False
         self._record = record
-        self._keeps_text = keeps_text
+        self._keeps_answer = keeps_answer
         self._events = EventParser()
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """Nothing there is needed."""
 
     def feed(self, data: bytes, at: float) -> int:
         """Note what bytes hold; an event that can't be read is a failure of the request."""
@@ -149,7 +178,7 @@ class StreamReader:
             text, sound_s = _contents(choice, chunk.modality)
             if text:
                 record.texts.append((at, len(text)))
-                if self._keeps_text:
+                if self._keeps_answer:
                     record.answer.append(text)
             if sound_s:
                 record.sounds.append((at, sound_s))
@@ -221,6 +250,8 @@ class Chat:
     """``/v1/chat/completions``: text, and sound where it is asked for."""
 
     path: ClassVar[str] = "/v1/chat/completions"
+    needs_model: ClassVar[bool] = True
+    has_tokens: ClassVar[bool] = True
 
     def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
         """Return a streamed request."""
@@ -234,27 +265,36 @@ class Chat:
             body["audio"] = {"format": "pcm16"} | ({} if wishes.voice is None else {"voice": wishes.voice})
         return body | wishes.extra_body
 
-    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
+    def reader(self, record: Record, *, keeps_answer: bool) -> Reader:
         """Return a reader of chunks."""
-        return StreamReader(record, keeps_text=keeps_text)
+        return StreamReader(record, keeps_answer=keeps_answer)
+
+    def lengthened(self, prompt: Prompt, output_len: int) -> Prompt:
+        """Return the prompt with another limit."""
+        return msgspec.structs.replace(prompt, output_len=output_len)
 
 
 class Completions:
     """``/v1/completions``: text after text."""
 
     path: ClassVar[str] = "/v1/completions"
+    needs_model: ClassVar[bool] = True
+    has_tokens: ClassVar[bool] = True
 
     def body(self, prompt: Prompt, wishes: Wishes) -> dict[str, Any]:
         """Return a streamed request; messages are joined, since this route has no turns."""
-        text = prompt.text or "\n".join(str(message.get("content", "")) for message in prompt.messages)
-        body: dict[str, Any] = {"prompt": text, **_common(wishes)}
+        body: dict[str, Any] = {"prompt": prompt.as_text(), **_common(wishes)}
         if prompt.output_len is not None:
             body["max_tokens"] = prompt.output_len
         return body | wishes.extra_body
 
-    def reader(self, record: Record, *, keeps_text: bool) -> Reader:
+    def reader(self, record: Record, *, keeps_answer: bool) -> Reader:
         """Return a reader of chunks."""
-        return StreamReader(record, keeps_text=keeps_text)
+        return StreamReader(record, keeps_answer=keeps_answer)
+
+    def lengthened(self, prompt: Prompt, output_len: int) -> Prompt:
+        """Return the prompt with another limit."""
+        return msgspec.structs.replace(prompt, output_len=output_len)
 
 
 def _common(wishes: Wishes) -> dict[str, Any]:
@@ -265,7 +305,3 @@ def _common(wishes: Wishes) -> dict[str, Any]:
     if wishes.wants_stage_metrics:
         body["return_stage_metrics"] = True
     return body
-
-
-DIALECTS: dict[str, Dialect] = {"openai-chat": Chat(), "openai": Completions()}
-"""By `--backend`, with vLLM's names."""

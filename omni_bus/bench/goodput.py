@@ -11,8 +11,11 @@ from omni_bus.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KEYS = ("ttft", "tpot", "e2el", "audio_ttfp", "audio_rtf", "audio_underrun")
+KEYS = ("ttft", "tpot", "e2el", "audio_ttfp", "audio_rtf", "audio_gaps", "audio_longest_gap", "audio_underrun")
 """Metrics of which a request has at most one value."""
+
+_MAY_BE_ZERO = ("audio_gaps", "audio_longest_gap", "audio_underrun")
+"""Limits that say: none at all."""
 
 
 def parse_limits(words: Sequence[str]) -> dict[str, float]:
@@ -21,7 +24,10 @@ def parse_limits(words: Sequence[str]) -> dict[str, float]:
     Raises:
         BadInput: a word that is no such pair, an unknown key, a value that is no positive number, a key given twice.
     """
-    allowed = f"allowed: KEY:VALUE; keys {', '.join(KEYS)}; values above 0, milliseconds, or for audio_rtf a factor"
+    allowed = (
+        f"allowed: KEY:VALUE; keys {', '.join(KEYS)}; values above 0, or 0 for {', '.join(_MAY_BE_ZERO)}; "
+        "milliseconds, or for audio_rtf a factor, for audio_gaps a number"
+    )
     limits: dict[str, float] = {}
     for word in words:
         key, _, text = word.partition(":")
@@ -29,7 +35,7 @@ def parse_limits(words: Sequence[str]) -> dict[str, float]:
             value = float(text)
         except ValueError:
             value = math.nan
-        if key not in KEYS or not 0 < value < math.inf:
+        if key not in KEYS or not 0 <= value < math.inf or (value == 0 and key not in _MAY_BE_ZERO):
             raise BadInput(f"--goodput {word} came ({allowed})", field="--goodput")
         if key in limits:
             raise BadInput(f"--goodput {word}: {key} came twice (allowed: each key once)", field="--goodput")

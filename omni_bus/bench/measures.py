@@ -42,6 +42,8 @@ METRICS: dict[str, Metric] = {
         Metric("audio_ttfp", "Time to first piece of sound", "audio_ttfp_ms", "ms", _MS),
         Metric("audio_rtf", "Real-time factor", "audio_rtf", "×"),
         Metric("audio_duration", "Sound per answer", "audio_duration_s", "s"),
+        Metric("audio_gaps", "Gaps in playback", "audio_gaps", ""),
+        Metric("audio_longest_gap", "Longest gap in playback", "audio_longest_gap_ms", "ms", _MS),
         Metric("audio_underrun", "Worst deficit against playback", "audio_underrun_ms", "ms", _MS),
     )
 }
@@ -92,6 +94,10 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
                 value = self.audio_rtf
             case "audio_duration":
                 value = None if playback is None else playback.duration_s
+            case "audio_gaps":
+                value = None if playback is None else float(playback.num_gaps)
+            case "audio_longest_gap":
+                value = None if playback is None else playback.longest_gap_s
             case "audio_underrun":
                 value = None if playback is None else playback.underrun_s
             case _:
@@ -107,6 +113,8 @@ def measure(record: Record) -> Measures:
     rtf = None
     if playback is not None and playback.duration_s > 0:
         rtf = (record.sounds[-1][0] - record.sent_at) / playback.duration_s
+    elif record.heard_s:
+        rtf = (record.ended_at - record.sent_at) / record.heard_s
     return Measures(
         e2el_s=record.ended_at - record.sent_at,
         output_tokens=num_tokens,

@@ -23,6 +23,8 @@ class Playback(msgspec.Struct, frozen=True):
     also all the silence together of one that waits where the sound runs out, since each wait moves what follows."""
     num_gaps: int
     """Silences of that second player."""
+    longest_gap_s: float
+    """The longest of them; 0 if there is none."""
 
     @property
     def is_continuous(self) -> bool:
@@ -37,12 +39,13 @@ def play(sounds: Sequence[tuple[float, float]]) -> Playback:
         sounds: of each piece, when it came and how long it is, in seconds; at least one.
     """
     begun_at = sounds[0][0]
-    duration_s = underrun_s = 0.0
+    duration_s = underrun_s = longest_gap_s = 0.0
     num_gaps = 0
     for at, length_s in sounds:
         late_s = at - begun_at - duration_s
         if late_s > underrun_s:  # beyond what the silences so far have moved everything
             num_gaps += 1
+            longest_gap_s = max(longest_gap_s, late_s - underrun_s)
             underrun_s = late_s
         duration_s += length_s
-    return Playback(duration_s, underrun_s, num_gaps)
+    return Playback(duration_s, underrun_s, num_gaps, longest_gap_s)

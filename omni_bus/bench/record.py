@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+EMPTY = "empty answer"
+"""The failure of an answer in which nothing came."""
+
 MAX_MESSAGE = 300
 """Characters that are kept of what a server said; some answer with a page."""
 
@@ -31,7 +34,15 @@ class Record(msgspec.Struct, kw_only=True):
     sounds: list[tuple[float, float]] = []
     """Each piece of sound: when it came, and how many seconds of it."""
     answer: list[str] = []
-    """The text, kept only where nothing else counts its tokens."""
+    """The text, kept only where nothing else counts its tokens, or its words are compared."""
+    pcm: list[bytes] = []
+    """The sound as raw s16 samples, kept only where it is to be recognised."""
+    rate_hz: int = 0
+    """Of the raw samples."""
+    channels: int = 1
+    """Of the raw samples, interleaved."""
+    heard_s: float | None = None
+    """How many seconds of sound were sent, where that is known."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     tokens_from: str = ""
@@ -51,12 +62,13 @@ class Record(msgspec.Struct, kw_only=True):
     def fail(self, name: str, message: str) -> None:
         """It ended badly; the first failure counts.
 
-        Both come from a stranger and go to a terminal: they are put on one line, and what can't be printed is left out.
+        Both come from a stranger and go to a terminal: see `one_line`.
         """
         if not self.failure:
-            self.failure, self.message = _line(name), _line(message)
+            self.failure, self.message = one_line(name), one_line(message)
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a stranger's text as one line of at most `MAX_MESSAGE` characters that can be printed."""
     found = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split())
     return found if len(found) <= MAX_MESSAGE else f"{found[:MAX_MESSAGE]}…"

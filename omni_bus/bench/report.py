@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from omni_bus.bench.costs import ClientCost, ServerCost
     from omni_bus.bench.occupancy import Occupancy
     from omni_bus.bench.record import Record
+    from omni_bus.bench.round_trip import Heard
     from omni_bus.bench.run import Outcome, Phase, SlowReaders, Storm
     from omni_bus.bench.summary import Distribution, Summary
 
@@ -45,6 +46,8 @@ def as_json(
         document["slow_readers"] = _slow_json(outcome.slow)
     if outcome.storm is not None:
         document["storm"] = _storm_json(outcome.storm, told[-1][1])
+    if outcome.heard is not None:
+        document |= _heard_json(outcome.heard)
     if is_detailed:
         document["requests"] = [_request_json(record) for record in told[-1][0].records]
     return document
@@ -75,7 +78,11 @@ def _phase_json(phase: Phase, summary: Summary) -> dict[str, Any]:
         found["total_audio_duration_s"] = summary.audio_s
         found["audio_throughput"] = summary.per_second(summary.audio_s)
         found["audio_gaps"] = summary.num_gaps
+        found["longest_audio_gap_ms"] = summary.longest_gap_s * 1000
         found["audio_continuity_rate"] = summary.continuous / summary.completed
+    if summary.heard_s is not None:
+        found["total_input_audio_duration_s"] = summary.heard_s
+        found["rtfx"] = summary.per_second(summary.heard_s)
     for name, one in summary.metrics.items():
         found |= _distribution_json(METRICS[name].key, one)
     found["client"] = _client_json(phase.client)
@@ -140,6 +147,22 @@ def _storm_json(storm: Storm, summary: Summary) -> dict[str, Any]:
     }
 
 
+def _heard_json(heard: Heard) -> dict[str, Any]:
+    errors = heard.errors
+    return {
+        "word_error_rate": errors.rate if errors.words else None,
+        "word_errors": {
+            "words": errors.words,
+            "substituted": errors.substituted,
+            "left_out": errors.left_out,
+            "put_in": errors.put_in,
+            "texts": heard.num_texts,
+            "not_recognised": list(heard.failures),
+            "worst": [{"said": said, "heard": other} for said, other in heard.worst],
+        },
+    }
+
+
 def _occupancy_json(found: Occupancy | None) -> dict[str, Any] | None:
     if found is None:
         return None
@@ -189,9 +212,10 @@ def read_rate(records: Iterable[Record]) -> float | None:
     """Return the pieces a second that were read of answers, from the first to the last; None if there were too few."""
     pieces = seconds = 0.0
     for record in records:
-        if len(record.texts) > 1:
-            pieces += len(record.texts) - 1
-            seconds += record.texts[-1][0] - record.texts[0][0]
+        found = record.texts or record.sounds
+        if len(found) > 1:
+            pieces += len(found) - 1
+            seconds += found[-1][0] - found[0][0]
     return pieces / seconds if seconds > 0 else None
 
 
@@ -222,6 +246,8 @@ def as_table(outcome: Outcome, told: Sequence[Told], heading: str) -> str:
         lines += _slow_lines(outcome.slow)
     if outcome.storm is not None:
         lines += _storm_lines(outcome.storm)
+    if outcome.heard is not None:
+        lines += _heard_lines(outcome.heard)
     return "\n".join(lines).rstrip()
 
 
@@ -248,17 +274,23 @@ def _amount_lines(summary: Summary) -> list[str]:
     if summary.good is not None:
         share = f"{summary.good} of {summary.num_requests} kept the limits"
         rows.append(("Goodput", f"{summary.per_second(summary.good):.2f} requests/s ({share})"))
-    tokens = f"{summary.output_tokens} tokens, {summary.per_second(summary.output_tokens):.1f} tokens/s"
-    rows.append(("Output", f"{tokens} (best second {summary.max_tokens_per_s:.0f})"))
+    if summary.tokens_from or not summary.completed:  # else nothing counts tokens
+        tokens = f"{summary.output_tokens} tokens, {summary.per_second(summary.output_tokens):.1f} tokens/s"
+        rows.append(("Output", f"{tokens} (best second {summary.max_tokens_per_s:.0f})"))
     if summary.input_tokens is not None:
         rows.append(("Input", f"{summary.input_tokens} tokens"))
     rows.append(("Most at once", f"{summary.max_concurrent} request{'' if summary.max_concurrent == 1 else 's'}"))
     if summary.max_lag_s >= 0.001:  # what a timer rounds says nothing
         rows.append(("Sent late by", f"up to {summary.max_lag_s * 1000:.1f} ms"))
+    if summary.heard_s is not None:
+        rate = f"{summary.per_second(summary.heard_s):.2f} s of sound a second"
+        rows.append(("Sound heard", f"{summary.heard_s:.2f} s, {rate}"))
     if summary.continuous is not None:
+        longest = f" (longest {summary.longest_gap_s * 1000:.0f} ms)" if summary.num_gaps else ""
+        whole = f"{summary.continuous} of {summary.completed} answers continuous"
         rows += [
             ("Sound", f"{summary.audio_s:.2f} s, {summary.per_second(summary.audio_s):.2f} s of sound a second"),
-            ("Gaps in playback", f"{summary.num_gaps}; {summary.continuous} of {summary.completed} answers continuous"),
+            ("Gaps in playback", f"{summary.num_gaps}{longest}; {whole}"),
         ]
     return [f"{title:<22}{value}" for title, value in rows]
 
@@ -275,7 +307,8 @@ def _metric_lines(summary: Summary) -> list[str]:
 
 
 def _title(name: str) -> str:
-    return f"{name} ({METRICS[name].unit})"
+    unit = METRICS[name].unit
+    return f"{name} ({unit})" if unit else name
 
 
 def _note_lines(summary: Summary) -> list[str]:
@@ -355,6 +388,18 @@ def _storm_lines(storm: Storm) -> list[str]:
     lines.append(f"{'TTFT of the next request':<26}{shown} (median before: {usual})")
     if failed:
         lines.append(f"{failed} of the {len(storm.after)} requests after it failed: {storm.after[0].failure}")
+    return lines
+
+
+def _heard_lines(heard: Heard) -> list[str]:
+    errors = heard.errors
+    kinds = f"{errors.substituted} substituted, {errors.left_out} left out, {errors.put_in} put in"
+    rate = f"{errors.rate:.2%}" if errors.words else "-"
+    lines = [f"word errors: {rate} ({kinds}; of {errors.words} words in {heard.num_texts} texts)"]
+    for said, other in heard.worst:
+        lines += [f"  said:  {said}", f"  heard: {other}"]
+    if heard.failures:
+        lines.append(f"{len(heard.failures)} texts were not recognised: {heard.failures[0]}")
     return lines
 
 

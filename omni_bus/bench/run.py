@@ -18,6 +18,7 @@ from omni_bus.bench.dialects import Dialect, Wishes
 from omni_bus.bench.measures import measure
 from omni_bus.bench.occupancy import Occupancy
 from omni_bus.bench.record import Record
+from omni_bus.bench.round_trip import Heard, compared, recognise
 from omni_bus.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces a second that each of them reads."""
     slow_reader_output_len: int = 4096
     server_pids: tuple[int, ...] = ()
+    num_heard: int = 0
+    """Answers whose word errors are counted, at most."""
+    hearing: Wishes | None = None
+    """For the recogniser that answers with sound are sent to; None where answers are text."""
 
 
 class Phase(msgspec.Struct, kw_only=True):
@@ -100,6 +105,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     phases: list[Phase]
     slow: SlowReaders | None = None
     storm: Storm | None = None
+    heard: Heard | None = None
+    """The word errors of the measured phase."""
 
 
 class Run:
@@ -109,14 +116,22 @@ class Run:
         server: to ask.
         plan: what to ask.
         on_done: called after each measured request.
+        recogniser: a server that transcribes, where the plan wants answers with sound to be heard.
     """
 
-    def __init__(self, server: Server, plan: Plan, on_done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        plan: Plan,
+        on_done: Callable[[], None] = lambda: None,
+        recogniser: Server | None = None,
+    ) -> None:
         self._server = server
+        self._recogniser = recogniser
         self._plan = plan
         self._wishes = plan.wishes
         self._on_done = on_done
-        self._keeps_text = False
+        self._counts_tokens = False
         self._dice = random.Random(plan.seed)
 
     async def run(self) -> Outcome:
@@ -130,16 +145,20 @@ class Run:
             await self._send_all([self._plan.aside] * num_warmups, [0.0] * num_warmups, on_done=lambda: None)
         match self._plan.mode:
             case "slow-reader":
-                return await self._slow_reader()
+                outcome, prompts = await self._slow_reader(), self._plan.prompts_again
             case "cancel-storm":
-                return await self._cancel_storm()
+                outcome, prompts = await self._cancel_storm(), self._plan.prompts
             case _:
-                return await self._outcome([await self._phase("load", self._plan.prompts)])
+                phase = await self._phase("load", self._plan.prompts)
+                outcome, prompts = await self._outcome([phase]), self._plan.prompts
+        if self._plan.num_heard:
+            outcome.heard = await self._heard(outcome.phases[-1].records, prompts)
+        return outcome
 
     async def _outcome(
         self, phases: list[Phase], *, slow: SlowReaders | None = None, storm: Storm | None = None
     ) -> Outcome:
-        for phase in phases:
+        for phase in phases if self._plan.dialect.has_tokens else ():
             await self._count_tokens(phase.records)
         return Outcome(
             model=self._wishes.model,
@@ -157,11 +176,18 @@ class Run:
             found = await self._ask_aside()
         if found.failure:
             raise Unavailable(f"the first request failed, so none was measured: {found.failure}: {found.message}")
-        self._keeps_text = found.tokens_from != "usage"
+        self._counts_tokens = self._plan.dialect.has_tokens and found.tokens_from != "usage"
 
     async def _ask_aside(self) -> Record:
         [found] = await self._send_all([self._plan.aside], [0.0], on_done=lambda: None)
         return found
+
+    async def _heard(self, records: Sequence[Record], prompts: Sequence[Prompt]) -> Heard:
+        """Compare what was said with what was heard, once nothing is measured any more."""
+        if self._recogniser is None or self._plan.hearing is None:
+            kept = [record for record in records[: self._plan.num_heard] if record.is_complete]
+            return compared((prompts[record.index].as_text(), "".join(record.answer)) for record in kept)
+        return await recognise(records, prompts, self._recogniser, self._plan.hearing)
 
     # --- modes ------------------------------------------------------------------------------------------------
 
@@ -199,7 +225,7 @@ class Run:
         clock = _clock()
         try:
             while True:
-                prompt = msgspec.structs.replace(plan.aside, output_len=plan.slow_reader_output_len)
+                prompt = plan.dialect.lengthened(plan.aside, plan.slow_reader_output_len)
                 body = plan.dialect.body(prompt, msgspec.structs.replace(self._wishes, ignore_eos=True))
                 record = Record(index=len(records), intended_at=clock())
                 records.append(record)
@@ -246,13 +272,17 @@ class Run:
 
         async def send(record: Record, prompt: Prompt, leaves_after_s: float | None) -> None:
             body = self._plan.dialect.body(prompt, self._wishes)
+            keeps_answer = self._counts_tokens or record.index < self._plan.num_heard
             async with gate:
                 if not is_scheduled:  # without a rate a request is due when it may go
                     record.intended_at = clock()
-                await self._server.ask(record, body, clock, keeps_text=self._keeps_text, leaves_after_s=leaves_after_s)
+                await self._server.ask(record, body, clock, keeps_answer=keeps_answer, leaves_after_s=leaves_after_s)
             on_done()
 
-        records = [Record(index=index, intended_at=at) for index, at in enumerate(sent_at)]
+        records = [
+            Record(index=index, intended_at=at, heard_s=prompt.sound_s)
+            for index, (at, prompt) in enumerate(zip(sent_at, prompts, strict=True))
+        ]
         async with asyncio.TaskGroup() as group:
             for record, prompt in zip(records, prompts, strict=True):
                 if (wait_s := record.intended_at - clock()) > 0:

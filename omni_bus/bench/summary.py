@@ -63,7 +63,11 @@ class Summary(msgspec.Struct, kw_only=True):
     max_tokens_per_s: float
     """In the best second."""
     audio_s: float
+    heard_s: float | None
+    """How much sound was sent to complete answers; None without any."""
     num_gaps: int
+    longest_gap_s: float
+    """Of all answers."""
     continuous: int | None
     """Answers with sound that a player would have played through; None without sound."""
     max_lag_s: float
@@ -120,6 +124,7 @@ def summarise(
     num_chunks = sum(len(record.texts) for record in complete)
     output_tokens = sum(found.output_tokens for found in measured)
     counted = [record.prompt_tokens for record in complete if record.prompt_tokens is not None]
+    heard = [record.heard_s for record in complete if record.heard_s is not None]
     return Summary(
         label=label,
         duration_s=_duration_s(records),
@@ -136,6 +141,8 @@ def summarise(
         max_concurrent=max_concurrent(records),
         max_tokens_per_s=max(tokens_by_second(complete), default=0.0),
         audio_s=math.fsum(playback.duration_s for playback in playbacks),
+        heard_s=math.fsum(heard) if heard else None,
+        longest_gap_s=max((playback.longest_gap_s for playback in playbacks), default=0.0),
         num_gaps=sum(playback.num_gaps for playback in playbacks),
         continuous=sum(playback.is_continuous for playback in playbacks) if playbacks else None,
         max_lag_s=max((record.sent_at - record.intended_at for record in records), default=0.0),

@@ -30,6 +30,12 @@ COMMANDS: dict[str, str] = {
     "version": "print the version",
 }
 
+CALLS: dict[str, str] = {
+    "call speech": "read a text aloud, by a running deployment",
+    "call transcribe": "write down what is said in a sound, by a running deployment",
+}
+"""Commands of two words. What follows ``call`` may be a text, so these are commands where both words are neighbours."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command; return its exit code.
@@ -40,11 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="omni-bus", description="Serve omni-modality pipelines on a ZeroMQ bus.")
     parser.add_argument("--version", action="version", version=f"omni-bus {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = _chosen(arguments if arguments is not None else sys.argv[1:])
-    for name, summary in COMMANDS.items():
+    arguments = _joined(arguments if arguments is not None else sys.argv[1:])
+    chosen = _chosen(arguments)
+    for name, summary in {**COMMANDS, **CALLS}.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == chosen:
-            module = importlib.import_module(f"omni_bus.cli.{name}")
+            module = importlib.import_module(f"omni_bus.cli.{name.replace(' ', '_')}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     parsed = parser.parse_args(arguments)
@@ -65,4 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _chosen(arguments: Sequence[str]) -> str:
     """Return the sub-command: only its module is imported, so that each starts fast."""
-    return next((argument for argument in arguments if argument in COMMANDS), "")
+    return next((argument for argument in arguments if argument in COMMANDS or argument in CALLS), "")
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a command of two words as one of them."""
+    found = list(arguments)
+    for place, argument in enumerate(found):
+        if argument in COMMANDS:
+            words = " ".join(found[place : place + 2])
+            if words in CALLS:
+                found[place : place + 2] = [words]
+            break
+    return found

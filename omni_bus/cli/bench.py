@@ -17,11 +17,13 @@ import msgspec
 import uvloop
 
 from omni_bus.bench import plot
+from omni_bus.bench.backends import DIALECTS, SPEECH, TRANSCRIPTION
 from omni_bus.bench.client import Server
 from omni_bus.bench.costs import ServerProcesses
-from omni_bus.bench.dialects import DIALECTS, Wishes
+from omni_bus.bench.dialects import Wishes
 from omni_bus.bench.goodput import parse_limits
 from omni_bus.bench.report import as_json, as_table
+from omni_bus.bench.round_trip import spoken
 from omni_bus.bench.run import MODES, Outcome, Plan, Run
 from omni_bus.bench.summary import summarise
 from omni_bus.cli import bench_options as options
@@ -97,7 +99,7 @@ def _make_room() -> None:
 
 def _report(args: argparse.Namespace) -> _Report:
     has_rate = math.isfinite(options.positive(args.request_rate, "--request-rate", may_be_inf=True))
-    has_audio = "audio" in args.modalities
+    has_audio = "audio" in args.modalities or args.backend in (SPEECH, TRANSCRIPTION)
     return _Report(
         names=options.metrics_of(args, has_rate=has_rate, has_audio=has_audio),
         percentiles=options.percentiles_of(args.metric_percentiles),
@@ -112,6 +114,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     seed = options.integer(args.seed, "--seed", low=0, high=2**63)
     asked = options.prompts_of(args, seed)
     concurrency = args.max_concurrency
+    num_heard = options.num_heard_of(args, asked.prompts)
     return Plan(
         mode=options.one_of(args.mode, "--mode", MODES),
         prompts=asked.prompts,
@@ -127,6 +130,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         num_slow_readers=options.integer(args.slow_readers, "--slow-readers", low=1, high=10_000),
         slow_reader_rate=options.positive(args.slow_reader_rate, "--slow-reader-rate"),
         slow_reader_output_len=options.integer(args.slow_reader_output_len, "--slow-reader-output-len", low=2),
+        num_heard=num_heard,
+        hearing=Wishes(model=args.wer_model or "") if num_heard and args.backend == SPEECH else None,
         server_pids=tuple(options.integer(pid, "--server-pid", low=1, high=2**31 - 1) for pid in args.server_pid),
     )
 
@@ -152,19 +157,35 @@ def _wishes(args: argparse.Namespace) -> Wishes:
 
 
 async def _run(args: argparse.Namespace, plan: Plan) -> Outcome:
-    server = Server(
-        options.base_url_of(args.base_url),
-        plan.dialect,
-        options.path_of(args.endpoint or plan.dialect.path),
-        options.headers_of(args),
-        options.positive(args.request_timeout, "--request-timeout"),
-    )
-    async with server:
+    base_url = options.base_url_of(args.base_url)
+    headers = options.headers_of(args)
+    timeout_s = options.positive(args.request_timeout, "--request-timeout")
+    path = options.path_of(args.endpoint or plan.dialect.path)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server(base_url, plan.dialect, path, headers, timeout_s))
+        recogniser = None
+        if plan.hearing is not None:
+            other = args.wer_base_url
+            url, given = (base_url, headers) if other is None else (options.base_url_of(other, "--wer-base-url"), {})
+            hears = DIALECTS[TRANSCRIPTION]
+            recogniser = await stack.enter_async_context(Server(url, hears, hears.path, given, timeout_s))
         model = await server.choose_model(args.model)
+        if args.backend == TRANSCRIPTION and not plan.aside.sound:
+            speaks = DIALECTS[SPEECH]
+            async with Server(base_url, speaks, speaks.path, headers, timeout_s) as voice:
+                plan = await _spoken(plan, voice)
         _make_room()
         plan = msgspec.structs.replace(plan, wishes=msgspec.structs.replace(plan.wishes, model=model))
         with _progress(len(plan.prompts) * (2 if plan.mode == "slow-reader" else 1)) as on_done:
-            return await Run(server, plan, on_done).run()
+            return await Run(server, plan, on_done, recogniser).run()
+
+
+async def _spoken(plan: Plan, voice: Server) -> Plan:
+    """Return the plan with its texts spoken, as sounds to send."""
+    again = plan.prompts_again if plan.mode == "slow-reader" else []
+    found = await spoken([*plan.prompts, *again, plan.aside], voice, Wishes(model="", voice=plan.wishes.voice))
+    count = len(plan.prompts)
+    return msgspec.structs.replace(plan, prompts=found[:count], prompts_again=found[count:-1], aside=found[-1])
 
 
 @contextlib.contextmanager
@@ -195,7 +216,7 @@ def _settings(args: argparse.Namespace, plan: Plan, report: _Report) -> dict[str
         "backend": args.backend,
         "base_url": args.base_url,
         "mode": plan.mode,
-        "dataset_name": args.dataset_name,
+        "dataset_name": options.dataset_of(args),
         "request_rate": plan.rate if math.isfinite(plan.rate) else "inf",
         "burstiness": plan.burstiness if math.isfinite(plan.burstiness) else "inf",
         "max_concurrency": plan.max_concurrency,
@@ -206,10 +227,11 @@ def _settings(args: argparse.Namespace, plan: Plan, report: _Report) -> dict[str
 
 
 def _heading(args: argparse.Namespace, plan: Plan, outcome: Outcome) -> str:
-    told = [f"{len(plan.prompts)} requests, {args.dataset_name} prompts", _rate_words(plan)]
+    told = [f"{len(plan.prompts)} requests, {options.dataset_of(args)} prompts", _rate_words(plan)]
     if plan.max_concurrency is not None:
         told.append(f"at most {plan.max_concurrency} at once")
-    return f"{outcome.model} at {args.base_url}: {', '.join(told)}"
+    model = outcome.model or "the server's own model"
+    return f"{model} at {args.base_url}: {', '.join(told)}"
 
 
 def _rate_words(plan: Plan) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from yarl import URL
 
 from omni_bus.bench import dataset
-from omni_bus.bench.dialects import DIALECTS
+from omni_bus.bench.backends import DIALECTS, SPEECH, TRANSCRIPTION
 from omni_bus.bench.goodput import KEYS
 from omni_bus.bench.measures import INTENDED, METRICS
 from omni_bus.bench.run import MODES
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server(parser.add_argument_group("server"))
     _add_prompts(parser.add_argument_group("prompts and answers"))
     _add_load(parser.add_argument_group("load"))
+    _add_word_errors(parser.add_argument_group("word errors"))
     _add_report(parser.add_argument_group("report"))
 
 
@@ -63,12 +64,21 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dataset-name", metavar="NAME", default="random", help=f"{_or(dataset.NAMES)}; default: %(default)s"
+        "--dataset-name",
+        metavar="NAME",
+        help=f"{_or(dataset.NAMES)}; default: sentences for {SPEECH} and {TRANSCRIPTION}, else random",
     )
     group.add_argument(
         "--dataset-path",
         metavar="FILE",
-        help="custom: JSONL with 'prompt' or 'messages', and 'output_tokens' if wanted; sharegpt: its JSON",
+        help="custom: JSONL with 'prompt' or 'messages', and 'output_tokens' if wanted; custom_audio: JSONL with "
+        "'audio' (a file) and 'text' if it is known what is said; sharegpt: its JSON",
+    )
+    group.add_argument(
+        "--sentences-per-prompt",
+        metavar="N",
+        default="3",
+        help="of the fifty of `sentences`, which are spoken first where sounds are sent; default: %(default)s",
     )
     group.add_argument("--num-prompts", metavar="N", default="100", help="requests; default: %(default)s")
     group.add_argument(
@@ -127,11 +137,29 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-warmups", metavar="N", default="0", help="requests before the first measured one")
     group.add_argument("--slow-readers", metavar="N", default="4", help="default: %(default)s")
     group.add_argument(
-        "--slow-reader-rate", metavar="TPS", default="10", help="tokens a second each reads; default: %(default)s"
+        "--slow-reader-rate",
+        metavar="TPS",
+        default="10",
+        help="tokens a second each reads; of sound, pieces of 256 bytes; default: %(default)s",
     )
     group.add_argument(
         "--slow-reader-output-len", metavar="TOKENS", default="4096", help="of their answers; default: %(default)s"
     )
+
+
+def _add_word_errors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--wer",
+        metavar="N",
+        nargs="?",
+        const="50",
+        help="count the word errors of the first N answers, once nothing is measured any more; what was spoken is sent "
+        "to the server's /v1/audio/transcriptions. Default of N: %(const)s",
+    )
+    group.add_argument(
+        "--wer-base-url", metavar="URL", help="another server to send it to; it gets none of the --header"
+    )
+    group.add_argument("--wer-model", metavar="NAME", help="that transcribes; default: the server's own choice")
 
 
 def _add_report(group: argparse._ArgumentGroup) -> None:
@@ -259,8 +287,8 @@ def metrics_of(args: argparse.Namespace, *, has_rate: bool, has_audio: bool) -> 
     return tuple(name for name in METRICS if name not in left_out)
 
 
-def base_url_of(text: str) -> str:
-    """Return the server's address.
+def base_url_of(text: str, option: str = "--base-url") -> str:
+    """Return a server's address.
 
     Raises:
         BadInput: it is none.
@@ -272,8 +300,8 @@ def base_url_of(text: str) -> str:
         is_good = False
     if not is_good:
         raise BadInput(
-            f"--base-url {text} came (allowed: http:// or https:// with a host, as http://127.0.0.1:8000)",
-            field="--base-url",
+            f"{option} {text} came (allowed: http:// or https:// with a host, as http://127.0.0.1:8000)",
+            field=option,
         )
     return text
 
@@ -310,6 +338,43 @@ def extra_body_of(text: str | None) -> dict[str, Any]:
         ) from error
 
 
+def dataset_of(args: argparse.Namespace) -> str:
+    """Return the dataset's name: what is asked for, or what suits the backend.
+
+    Raises:
+        UnknownName: there is no such dataset.
+        BadInput: it has what the backend doesn't send.
+    """
+    if args.dataset_name is None:
+        return "sentences" if args.backend in (SPEECH, TRANSCRIPTION) else "random"
+    name = one_of(args.dataset_name, "--dataset-name", dataset.NAMES)
+    if name == "custom_audio" and args.backend != TRANSCRIPTION:
+        raise BadInput(
+            f"--dataset-name {name} came for {args.backend} (allowed: with --backend {TRANSCRIPTION})",
+            field="--dataset-name",
+        )
+    return name
+
+
+def num_heard_of(args: argparse.Namespace, prompts: Sequence[dataset.Prompt]) -> int:
+    """Return of how many answers word errors are counted.
+
+    Raises:
+        BadInput: they can't be counted with this backend or dataset.
+    """
+    for option in ("wer_base_url", "wer_model"):
+        if getattr(args, option) is not None and (args.wer is None or args.backend != SPEECH):
+            name = f"--{option.replace('_', '-')}"
+            raise BadInput(f"{name} came (allowed: with --wer and --backend {SPEECH})", field=name)
+    if args.wer is None:
+        return 0
+    if args.backend not in (SPEECH, TRANSCRIPTION):
+        raise BadInput(f"--wer came with --backend {args.backend} (allowed: {SPEECH}, {TRANSCRIPTION})", field="--wer")
+    if not all(prompt.as_text() for prompt in prompts):
+        raise BadInput("--wer came, and not every sound has a text (allowed: 'text' in each line)", field="--wer")
+    return integer(args.wer, "--wer", low=1, high=10_000)
+
+
 class Asked(NamedTuple):
     """What a run asks."""
 
@@ -324,23 +389,30 @@ def prompts_of(args: argparse.Namespace, seed: int) -> Asked:
     Raises:
         BadInput: an option of the dataset, or its file, is not as it must be.
     """
-    name = one_of(args.dataset_name, "--dataset-name", dataset.NAMES)
+    name = dataset_of(args)
     count = integer(args.num_prompts, "--num-prompts", low=1, high=1_000_000)
     output_len = None if args.output_len is None else integer(args.output_len, "--output-len", low=1)
+    if name in ("random", "sentences") and args.dataset_path is not None:
+        allowed = "--dataset-name custom, custom_audio or sharegpt with it"
+        raise BadInput(
+            f"--dataset-path {args.dataset_path} came for {name} (allowed: {allowed})", field="--dataset-path"
+        )
+    if name == "sentences":
+        num_sentences = integer(args.sentences_per_prompt, "--sentences-per-prompt", low=1, high=1000)
+        found = dataset.sentence_prompts(2 * count + 1, num_sentences, random.Random(seed))
+        return Asked(found[:count], found[count:-1], found[-1])
     if name == "random":
-        if args.dataset_path is not None:
-            allowed = "--dataset-name custom or sharegpt with it"
-            raise BadInput(
-                f"--dataset-path {args.dataset_path} came for random (allowed: {allowed})", field="--dataset-path"
-            )
         lengths = _lengths(args, output_len)
         *prompts, aside = dataset.random_prompts(count + 1, lengths, random.Random(seed))
         again = dataset.random_prompts(count, lengths, random.Random(seed), mark="again")
         return Asked(prompts, again, aside)
     if args.dataset_path is None:
         raise BadInput(f"--dataset-name {name} needs a file (allowed: --dataset-path FILE)", field="--dataset-path")
-    read = dataset.read_custom if name == "custom" else dataset.read_sharegpt
-    found = read(args.dataset_path, output_len)
+    if name == "custom_audio":
+        found = dataset.read_custom_audio(args.dataset_path)
+    else:
+        read = dataset.read_custom if name == "custom" else dataset.read_sharegpt
+        found = read(args.dataset_path, output_len)
     *prompts, aside = dataset.draw(found, count + 1, random.Random(seed), is_shuffled=not args.disable_shuffle)
     return Asked(prompts, prompts, aside)
 

@@ -62,7 +62,7 @@ async def visit(args: argparse.Namespace) -> AsyncGenerator[Visit]:
         return
     path, about = rundir.find(rundir.root(os.environ), args.name)
     deployment = read_deployment(path / DEPLOYMENT_FILE)
-    name = f"{args.command}-{os.getpid()}"
+    name = _name(args)
     with _while_it_lives(about):
         client = await BusClient.connect(
             name,
@@ -75,6 +75,10 @@ async def visit(args: argparse.Namespace) -> AsyncGenerator[Visit]:
             yield Visit(client, deployment.pipelines)
 
 
+def _name(args: argparse.Namespace) -> str:
+    return f"{args.command.partition(' ')[0]}-{os.getpid()}"
+
+
 @contextlib.asynccontextmanager
 async def _visit_elsewhere(args: argparse.Namespace) -> AsyncGenerator[Visit]:
     """Join a deployment by its coordinator's address; what it serves is asked for."""
@@ -84,7 +88,7 @@ async def _visit_elsewhere(args: argparse.Namespace) -> AsyncGenerator[Visit]:
             f"--connect {args.connect}: not the loopback (allowed: with --keys, or --insecure)", field="--keys"
         )
     curve = None if args.keys is None else Curve(args.keys)
-    name = f"{args.command}-{os.getpid()}"
+    name = _name(args)
     if curve is not None and curve.is_client:
         name = f"{CLIENT_PREFIX}{curve.name}.{name}"
     address = args.listen or _own_address(host, port)

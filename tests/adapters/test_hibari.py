@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -203,6 +204,34 @@ class TestStreaming:
                 has_sound.set()
 
         assert events == ["first audio", "text goes on"]
+
+    async def test_newcomer_hears_something_before_others_hear_more(
+        self, engine: HibariVoice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[int] = []
+        samples_blocking = adapter._samples_blocking
+
+        def note(voice: Any, phonemes: str, speed: float, generator: Any) -> Any:
+            made.append(id(generator))
+            return samples_blocking(voice, phonemes, speed, generator)
+
+        monkeypatch.setattr(adapter, "_samples_blocking", note)
+        has_sound = asyncio.Event()
+
+        async def listen_to(text: str) -> None:
+            request = make_request(engine, {})
+            async with aclosing(engine.run(request, ListedInputs(written(text)))) as outputs:
+                async for _ in outputs:
+                    has_sound.set()
+
+        async with asyncio.TaskGroup() as listeners:
+            for _ in range(5):
+                listeners.create_task(listen_to(f"{TWO} {TWO}"))
+            await has_sound.wait()
+            listeners.create_task(listen_to(SENTENCE))
+
+        assert len(made) == 5 * 4 + 1
+        assert len(set(made[:6])) == 6
 
     async def test_unread_audio_stops_the_reading_of_text(self, engine: HibariVoice) -> None:
         inputs = ListedInputs(written(*(f"This is sentence number {index}. " for index in range(50))))

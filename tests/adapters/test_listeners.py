@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from word_errors import words_of
+from omni_bus.bench.word_errors import words_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 

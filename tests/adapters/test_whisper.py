@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from word_errors import word_errors, words_of
-
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recordings import BICYCLE, BOTTLES, FOLDER, pcm_of, silence, sound  # type: ignore[import-not-found] (put there)
+from recordings import BICYCLE, BOTTLES, pcm_of, silence, sound  # type: ignore[import-not-found] (put there)
 
 from adapters import whisper_tiny
 from adapters.whisper import FILES, Whisper, WhisperOptions, WhisperParams, model_folder
+from omni_bus.bench.dataset import SENTENCES
+from omni_bus.bench.word_errors import compare, words_of
 from omni_bus.engine import EngineRequest
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import ListedInputs, Stream, make_engine, run_streaming
@@ -57,7 +57,7 @@ async def test_text_comes_while_sound_still_does(engine: Whisper) -> None:
     from adapters.hibari import HibariVoice
 
     voice = make_engine(HibariVoice)
-    text = "\n".join((FOLDER / "sentences.txt").read_text(encoding="utf-8").splitlines()[12:26])
+    text = "\n".join(SENTENCES.read_text(encoding="utf-8").splitlines()[12:26])
     read = await run_streaming(voice, {"text": [Text(text)]}, {"seed": 1})
     voice.close()
     is_told = asyncio.Event()
@@ -76,7 +76,7 @@ async def test_text_comes_while_sound_still_does(engine: Whisper) -> None:
             pass
     spoken = stream.result
     said = words_of(text)
-    assert word_errors(said, words_of(spoken.text)) <= 0.03 * len(said)
+    assert compare(said, words_of(spoken.text)).errors <= 0.03 * len(said)
     ends = [segment.value["end"] for segment in spoken.port("segments")]
     assert ends == sorted(ends)
     assert 30 < ends[-1] <= spoken.finish.detail["seconds"] == pytest.approx(len(read.pcm) / 48_000, abs=0.001)

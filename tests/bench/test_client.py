@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from omni_bus.bench.audio_dialects import Speech
 from omni_bus.bench.client import Server
 from omni_bus.bench.dialects import Completions
 from omni_bus.bench.record import Record
@@ -100,6 +101,16 @@ async def test_model_must_be_one_that_the_server_lists() -> None:
         assert await client.choose_model("qwen") == "qwen"
         with pytest.raises(UnknownName, match=r"--model: 'lama'; did you mean 'llama'\? \(known: llama, qwen\)"):
             await client.choose_model("lama")
+
+
+async def test_route_with_a_model_of_its_own_is_sent_no_name_of_several() -> None:
+    """The list doesn't tell which one speaks."""
+    for models, chosen in ((["llama", "qwen"], ""), (["hibari"], "hibari"), ([], "")):
+        async with (
+            Scripted(lambda body: [], models=models).serving() as url,
+            Server(url, Speech(), Speech.path, {}, 30.0) as client,
+        ):
+            assert await client.choose_model(None) == chosen
 
 
 async def test_server_that_lists_none_is_taken_at_the_users_word() -> None:

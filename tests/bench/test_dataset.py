@@ -2,13 +2,24 @@ from __future__ import annotations
 
 import json
 import random
+import wave
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_bus.bench.dataset import Lengths, Prompt, draw, random_prompts, read_custom, read_sharegpt
+from omni_bus.bench.dataset import (
+    SENTENCES,
+    Lengths,
+    Prompt,
+    draw,
+    random_prompts,
+    read_custom,
+    read_custom_audio,
+    read_sharegpt,
+    sentence_prompts,
+)
 from omni_bus.errors import BadInput
 
 
@@ -98,3 +109,47 @@ def test_file_is_taken_again_where_it_is_too_short() -> None:
     assert [p.text for p in draw(prompts, 5, random.Random(0), is_shuffled=False)] == ["a", "b", "c", "a", "b"]
     shuffled = draw(prompts, 300, random.Random(0), is_shuffled=True)
     assert sorted(p.text for p in shuffled) == ["a"] * 100 + ["b"] * 100 + ["c"] * 100
+
+
+def test_every_sentence_is_said_before_one_comes_again() -> None:
+    known = SENTENCES.read_text(encoding="utf-8").splitlines()
+    found = sentence_prompts(20, 5, random.Random(0))
+
+    assert len(set(known)) == 50
+    said = " ".join(prompt.text for prompt in found)
+    assert {said.count(sentence) for sentence in known} == {2}
+    assert {said[: len(said) // 2].count(sentence) for sentence in known} <= {0, 1}
+    assert found == sentence_prompts(20, 5, random.Random(0)) != sentence_prompts(20, 5, random.Random(1))
+
+
+def test_sounds_are_read_beside_their_list(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(8000))
+    (tmp_path / "b.mp3").write_bytes(b"ID3")
+    listing = tmp_path / "list.jsonl"
+    listing.write_text('{"audio": "a.wav", "text": "Hi", "speaker": "x"}\n\n{"audio": "b.mp3"}\n')
+
+    one, other = read_custom_audio(str(listing))
+
+    assert (one.text, one.sound_name, one.sound_s, len(one.sound)) == ("Hi", "a.wav", 0.5, 8044)
+    assert (other.text, other.sound_name, other.sound_s, other.sound) == ("", "b.mp3", None, b"ID3")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no line with a sound (allowed: a JSON object as"),
+        ("{}", "line 1: Object missing required field `audio`"),
+        ('{"audio": 3}', "line 1: Expected `str`, got `int`"),
+        ('\n{"audio": "nowhere.wav"}', "nowhere.wav: No such file or directory (allowed: a file that can be read)"),
+    ],
+)
+def test_bad_list_of_sounds_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    listing = tmp_path / "list.jsonl"
+    listing.write_text(text)
+
+    with pytest.raises(BadInput) as refused:
+        read_custom_audio(str(listing))
+
+    assert words in refused.value.message

@@ -8,15 +8,16 @@ import wave
 import msgspec
 import pytest
 
+from omni_bus.bench.backends import DIALECTS
 from omni_bus.bench.dataset import Prompt
-from omni_bus.bench.dialects import DIALECTS, AudioMetadata, Chat, Completions, StreamReader, Wishes, sound_s
+from omni_bus.bench.dialects import AudioMetadata, Chat, Completions, StreamReader, Wishes, sound_s
 from omni_bus.bench.record import Record, StageTiming
 
 
-def read(*documents: dict, keeps_text: bool = False) -> tuple[Record, StreamReader]:
+def read(*documents: dict, keeps_answer: bool = False) -> tuple[Record, StreamReader]:
     """Read documents, the one with number n at second n."""
     record = Record(index=0, intended_at=0.0)
-    reader = StreamReader(record, keeps_text=keeps_text)
+    reader = StreamReader(record, keeps_answer=keeps_answer)
     for at, document in enumerate(documents):
         reader.feed(b"data: " + json.dumps(document).encode() + b"\n\n", float(at))
     return record, reader
@@ -59,7 +60,7 @@ def test_reasoning_is_text_too() -> None:
 
 
 def test_text_is_kept_only_for_counting() -> None:
-    assert read(chat_chunk({"content": "Hi"}), keeps_text=True)[0].answer == ["Hi"]
+    assert read(chat_chunk({"content": "Hi"}), keeps_answer=True)[0].answer == ["Hi"]
 
 
 def test_completions_have_their_text_elsewhere() -> None:
@@ -123,7 +124,7 @@ def test_error_in_the_stream_is_a_failure_with_its_name(error, name: str, messag
 def test_unreadable_event_is_a_failure(event: bytes) -> None:
     record = Record(index=0, intended_at=0.0)
 
-    StreamReader(record, keeps_text=False).feed(b"data: " + event + b"\n\n", 0.0)
+    StreamReader(record, keeps_answer=False).feed(b"data: " + event + b"\n\n", 0.0)
 
     assert record.failure == "unreadable event"
 

@@ -4,6 +4,7 @@ import pytest
 
 from omni_bus.bench.goodput import KEYS, is_good, parse_limits
 from omni_bus.bench.measures import METRICS, Measures
+from omni_bus.bench.playback import play
 from omni_bus.bench.timings import TokenTimes
 from omni_bus.errors import BadInput
 
@@ -14,11 +15,16 @@ def test_keys_are_metrics_of_one_value() -> None:
 
 def test_limits_are_read_in_the_metrics_units() -> None:
     assert parse_limits(["ttft:500", "tpot:50.5", "audio_rtf:1"]) == {"ttft": 500.0, "tpot": 50.5, "audio_rtf": 1.0}
+    assert parse_limits(["audio_gaps:0", "audio_longest_gap:0"]) == {"audio_gaps": 0.0, "audio_longest_gap": 0.0}
     assert parse_limits([]) == {}
 
 
 @pytest.mark.parametrize(
-    "word", ["ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:inf", "ttft:nan", "itl:5", ":5", "", "ttft:5:6"]
+    "word",
+    [
+        *("ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:inf", "ttft:nan", "audio_rtf:0", "audio_gaps:-1"),
+        *("itl:5", ":5", "", "ttft:5:6"),
+    ],
 )
 def test_malformed_limit_is_refused_with_what_is_allowed(word: str) -> None:
     with pytest.raises(BadInput) as refused:
@@ -47,3 +53,13 @@ def test_what_was_not_measured_keeps_no_limit() -> None:
     assert not is_good(bundled, {"tpot": 1e9})
     assert is_good(single, {"tpot": 1e-9})
     assert not is_good(single, {"audio_ttfp": 1e9})
+
+
+def test_no_gap_is_a_limit() -> None:
+    through = Measures(e2el_s=1.0, output_tokens=0, playback=play([(0.0, 1.0), (1.0, 1.0)]))
+    broken = Measures(e2el_s=1.0, output_tokens=0, playback=play([(0.0, 1.0), (1.25, 1.0)]))
+
+    assert is_good(through, {"audio_gaps": 0.0, "audio_longest_gap": 0.0})
+    assert is_good(broken, {"audio_gaps": 1.0, "audio_longest_gap": 250.0})
+    assert not is_good(broken, {"audio_gaps": 0.0})
+    assert not is_good(broken, {"audio_longest_gap": 249.0})

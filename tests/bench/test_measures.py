@@ -36,6 +36,18 @@ def test_figures_of_a_spoken_answer() -> None:
     assert found.values("ttft") == found.values("tpot") == found.values("itl") == ()
 
 
+def test_gaps_of_a_spoken_answer() -> None:
+    found = measure(Record(index=0, intended_at=0.0, sounds=[(1.0, 1.0), (2.5, 1.0), (3.75, 1.0)], ended_at=4.0))
+
+    assert (found.values("audio_gaps"), found.values("audio_longest_gap")) == ((2.0,), (0.5,))
+
+
+def test_sound_that_was_heard_has_a_real_time_factor() -> None:
+    found = measure(Record(index=0, intended_at=0.0, sent_at=1.0, ended_at=2.0, texts=[(1.5, 3)], heard_s=4.0))
+
+    assert (found.values("audio_rtf"), found.values("audio_duration")) == ((0.25,), ())
+
+
 def test_bundled_tokens_have_the_servers_time() -> None:
     timing = StageTiming(4, (0.010, 0.011, 0.012), 0.011)
     found = measure(record_of(texts=[(10.5, 20)], output_tokens=4, timing=timing))

@@ -9,6 +9,7 @@ from omni_bus.bench.costs import ClientCost, ProcessCost, ServerCost
 from omni_bus.bench.occupancy import Occupancy
 from omni_bus.bench.record import Record
 from omni_bus.bench.report import as_json, as_table, ratios, read_rate
+from omni_bus.bench.round_trip import compared
 from omni_bus.bench.run import Outcome, Phase, SlowReaders, Storm
 from omni_bus.bench.summary import Summary, summarise
 
@@ -188,3 +189,58 @@ def test_ratios_leave_out_what_one_phase_lacks() -> None:
 
 def test_read_rate_wants_two_pieces() -> None:
     assert read_rate([Record(index=0, intended_at=0.0, texts=[(1.0, 1)])]) is None
+
+
+def spoken() -> list[Record]:
+    """An answer that plays through, and one with a gap of half a second."""
+    return [
+        Record(index=0, intended_at=0.0, sounds=[(0.25, 1.0), (1.0, 1.0)], ended_at=1.0),
+        Record(index=1, intended_at=0.0, sounds=[(0.5, 1.0), (2.0, 1.0)], ended_at=2.0),
+    ]
+
+
+def test_sound_and_its_words_are_told() -> None:
+    phase = Phase(label="load", records=spoken(), client=CLIENT, server=None)
+    names = ("audio_ttfp", "audio_gaps")
+    told = (phase, summarise(phase.records, label="load", names=names, percentiles=[99], limits={"audio_gaps": 0.0}))
+    heard = compared([("Hello there.", "hello"), ("You", "you")], ["500 Odd: no"])
+    outcome = outcome_of(told, heard=heard)
+
+    assert as_table(outcome, [told], "m") == textwrap.dedent("""\
+        m
+
+        Requests              2 completed, 0 failed
+        Duration              2.00 s
+        Request throughput    1.00 requests/s
+        Goodput               0.50 requests/s (1 of 2 kept the limits)
+        Most at once          2 requests
+        Sound                 4.00 s, 2.00 s of sound a second
+        Gaps in playback      1 (longest 500 ms); 1 of 2 answers continuous
+
+                                mean     median        p99        max
+        audio_ttfp (ms)       375.00     375.00     497.50     500.00
+        audio_gaps              0.50       0.50       0.99       1.00
+
+        client: 10% of a core; event loop late by 0.1 ms (median), 1.2 ms (p99), 3.0 ms (most)
+
+        word errors: 33.33% (0 substituted, 1 left out, 0 put in; of 3 words in 2 texts)
+          said:  Hello there.
+          heard: hello
+        1 texts were not recognised: 500 Odd: no""")
+    document = msgspec.json.decode(msgspec.json.encode(as_json(outcome, [told], {}, is_detailed=True)))
+    assert (document["audio_gaps"], document["longest_audio_gap_ms"]) == (1, 500.0)
+    assert (document["word_error_rate"], document["word_errors"]["left_out"]) == (pytest.approx(1 / 3), 1)
+    assert document["requests"][1]["audio_longest_gap_ms"] == 500.0
+
+
+def test_sound_that_was_heard_is_told() -> None:
+    found = [Record(index=0, intended_at=0.0, texts=[(0.5, 3)], ended_at=2.0, heard_s=10.0)]
+    phase = Phase(label="load", records=found, client=CLIENT, server=None)
+    told = (phase, summarise(found, label="load", names=["audio_rtf"], percentiles=[99], limits={}))
+
+    assert "Sound heard           10.00 s, 5.00 s of sound a second" in as_table(outcome_of(told), [told], "m")
+    assert as_json(outcome_of(told), [told], {}, is_detailed=False)["rtfx"] == 5.0
+
+
+def test_slow_readers_of_sound_have_a_rate() -> None:
+    assert read_rate(spoken()) == pytest.approx(2 / 2.25)

@@ -13,12 +13,13 @@ import pytest
 from aiohttp import web
 
 from actors.testing import running
+from omni_bus.bench.audio_dialects import Speech
 from omni_bus.bench.client import Server
 from omni_bus.bench.dataset import Lengths, Prompt, random_prompts
 from omni_bus.bench.dialects import Chat, Completions, Dialect, Wishes
 from omni_bus.bench.measures import METRICS
 from omni_bus.bench.record import StageTiming
-from omni_bus.bench.run import Outcome, Plan, Run
+from omni_bus.bench.run import MODES, Outcome, Plan, Run
 from omni_bus.bench.summary import Summary, summarise
 from omni_bus.errors import Unavailable
 from tests.bench.servers import DONE, Scripted, completion, usage
@@ -50,6 +51,18 @@ adapter = "synthetic-speech"
 
 [pipelines.voice]
 edges = ["in.messages -> llm.prompt", "llm.text -> out.text", "llm.text -> voice.text", "voice.audio -> out.audio"]
+
+[gateways.openai]
+port = 0
+"""
+
+
+SPEECH = """
+[stages.voice]
+adapter = "synthetic-speech"
+
+[pipelines.voice]
+edges = ["in.text -> voice.text", "voice.audio -> out.audio"]
 
 [gateways.openai]
 port = 0
@@ -126,6 +139,31 @@ async def test_sound_is_measured() -> None:
     characters = sum(length for record in outcome.phases[0].records for _, length in record.texts)
     assert summary.audio_s == pytest.approx(characters * 480 / 24_000)
     assert summary.metrics["audio_ttfp"].count == summary.metrics["audio_rtf"].count == 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_speech_is_measured_in_every_mode(mode: str) -> None:
+    async with running(SPEECH) as deployment:
+        plan = plan_of(5, Speech(), "", mode=mode, num_slow_readers=2, slow_reader_rate=1000.0)
+        outcome = await run(deployment.url, plan)
+
+    records = outcome.phases[-1].records
+    prompts = plan.prompts_again if mode == "slow-reader" else plan.prompts
+    assert not any(record.failure for record in records)
+    for record in records:
+        if record.is_complete:  # 480 samples at 24 kHz for each character
+            seconds = len(prompts[record.index].text) * 480 / 24_000
+            assert sum(length for _, length in record.sounds) == pytest.approx(seconds)
+    if mode == "slow-reader":
+        assert outcome.slow is not None
+        assert all(record.sounds for record in outcome.slow.records[:2])
+    elif mode == "cancel-storm":
+        assert outcome.storm is not None
+        assert all(record.is_complete for record in (*outcome.storm.calm, *outcome.storm.after))
+    else:
+        summary = told(outcome)
+        assert (summary.completed, summary.tokens_from) == (5, {})
+        assert summary.metrics["audio_gaps"].count == summary.metrics["audio_ttfp"].count == 5
 
 
 async def test_slow_readers_leave_when_the_load_is_over() -> None:

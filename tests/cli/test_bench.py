@@ -6,6 +6,8 @@ import pytest
 
 from omni_bus.cli import main
 
+SPEECH = ("--backend", "openai-audio-speech")
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -22,12 +24,25 @@ from omni_bus.cli import main
         (["--num-warmups=-1"], "--num-warmups -1 came (allowed: an integer from 0 to "),
         (["--seed", "x"], "--seed x came (allowed: an integer from 0 to "),
         (["--mode", "load-test"], "unknown value of --mode: 'load-test'"),
-        (["--backend", "grpc"], "unknown value of --backend: 'grpc' (known: openai, openai-chat)"),
+        (
+            ["--backend", "grpc"],
+            "unknown value of --backend: 'grpc' (known: openai, openai-audio, openai-audio-speech, openai-chat)",
+        ),
         (["--endpoint", "v1"], "--endpoint v1 came (allowed: a path, as /v1/chat/completions)"),
-        (["--dataset-name", "hf"], "unknown value of --dataset-name: 'hf' (known: custom, random, sharegpt)"),
+        (["--dataset-name", "hf"], "unknown value of --dataset-name: 'hf' (known: custom, custom_audio, random, sent"),
         (["--dataset-name", "custom"], "--dataset-name custom needs a file (allowed: --dataset-path FILE)"),
-        (["--dataset-path", "a"], "--dataset-path a came for random (allowed: --dataset-name custom or sharegpt"),
+        (["--dataset-path", "a"], "--dataset-path a came for random (allowed: --dataset-name custom, custom_audio or"),
         (["--dataset-name", "custom", "--dataset-path", "/nowhere"], "--dataset-path /nowhere: No such file"),
+        ([*SPEECH, "--dataset-path", "a"], "--dataset-path a came for sentences (allowed: --dataset-name custom, "),
+        (
+            [*SPEECH, "--dataset-name", "custom_audio"],
+            "custom_audio came for openai-audio-speech (allowed: with --back",
+        ),
+        ([*SPEECH, "--sentences-per-prompt", "0"], "--sentences-per-prompt 0 came (allowed: an integer from 1 to "),
+        ([*SPEECH, "--wer", "0"], "--wer 0 came (allowed: an integer from 1 to 10000)"),
+        ([*SPEECH, "--wer", "--wer-base-url", "x"], "--wer-base-url x came (allowed: http:// or https:// with a host"),
+        ([*SPEECH, "--wer-model", "m"], "--wer-model came (allowed: with --wer and --backend openai-audio-speech)"),
+        (["--wer"], "--wer came with --backend openai-chat (allowed: openai-audio-speech, openai-audio)"),
         (["--input-len", "0"], "--input-len 0 came (allowed: an integer from 1 to 1000000)"),
         (["--random-output-len", "0"], "--output-len 0 came (allowed: an integer from 1 to "),
         (["--random-range-ratio", "1"], "--random-range-ratio 1 came (allowed: from 0 to below 1)"),

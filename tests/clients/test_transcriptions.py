@@ -16,7 +16,8 @@ import pytest_asyncio
 from openai.types.audio import Transcription, TranscriptionVerbose
 
 from actors.testing import Running, running
-from word_errors import word_errors, words_of
+from omni_bus.bench import dataset
+from omni_bus.bench.word_errors import compare, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,13 +77,13 @@ def wav(*pcm: bytes, pause_s: float = 0.0) -> tuple[str, bytes]:
 
 async def test_what_a_voice_reads_is_written_down(client: openai.AsyncOpenAI) -> None:
     """At most 3 % of the words are wrong; `scripts/bench_round_trip.py` does it with all sentences."""
-    sentences = (FOLDER / "speech" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:12]
+    sentences = dataset.SENTENCES.read_text(encoding="utf-8").splitlines()[:12]
     num_words = num_errors = 0
     for sentence in sentences:
         pcm = await speak(client, sentence)
         heard = await client.audio.transcriptions.create(model="whisper-1", file=wav(pcm), language="en")
         num_words += len(words_of(sentence))
-        num_errors += word_errors(words_of(sentence), words_of(heard.text))
+        num_errors += compare(words_of(sentence), words_of(heard.text)).errors
         assert isinstance(heard, Transcription)
         assert heard.usage is not None
         assert heard.usage.type == "duration"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from actors.session_requests import Answer, Asking, Detector, Recogniser, encoding_of
+from actors.session_requests import Answer, Asking, Detector, Judge, Recogniser, encoding_of
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import effects as done
 from omni_bus.core.session.codec import encoded
@@ -51,6 +51,7 @@ class Pipelines(Struct, frozen=True):
     chat: Pipeline
     vad: Pipeline | None
     asr: Pipeline | None
+    turn: Pipeline | None
 
 
 class Attachment:
@@ -129,6 +130,7 @@ class SessionHost:
         self._attachments: dict[int, Attachment] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._detector: Detector | None = None
+        self._judge: Judge | None = None
         self._recognisers: dict[str, Recogniser] = {}
         self._answers: dict[str, Answer] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -180,6 +182,10 @@ class SessionHost:
     def on_vad(self, stream: int, kind: Any, at_ms: float, heard_ms: float) -> None:
         """Speech begins or ends."""
         self.perform(self.core.on_vad(stream, kind, at_ms, heard_ms, self.now))
+
+    def on_judged(self, pause: int, score: float) -> None:
+        """So complete the turn sounds."""
+        self.perform(self.core.on_judged(pause, score, self.now))
 
     def on_vad_failed(self, stream: int, message: str) -> None:
         """The detector is gone."""
@@ -285,6 +291,11 @@ class SessionHost:
             case done.StopVad():
                 self._stop(self._detector)
                 self._detector = None
+            case done.JudgeTurn():
+                assert self._pipelines.turn is not None
+                self._stop(self._judge)  # of a former pause, if it still thinks
+                self._judge = Judge(self, self._bus, self._pipelines.turn, effect)
+                self._judge.start()
             case done.Transcribe(item_id=item_id):
                 assert self._pipelines.asr is not None
                 self._recognisers[item_id] = Recogniser(self, self._bus, self._pipelines.asr, effect)
@@ -320,6 +331,7 @@ class SessionHost:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._stop(self._judge)
         for attachment in self._attachments.values():
             attachment.end()
         self._attachments.clear()

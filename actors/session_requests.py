@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from omni_bus.client import BusClient, Request
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.core.session.config import AudioFormat, TurnDetection
-    from omni_bus.core.session.effects import Generate, Transcribe
+    from omni_bus.core.session.effects import Generate, JudgeTurn, Transcribe
     from omni_bus.media.telephony import Encoding
     from omni_bus.wire.frames import Finish
     from omni_bus.wire.payloads import Payload
@@ -40,14 +40,21 @@ logger = logging.getLogger(__name__)
 PIECE_MS = 60
 """Sound goes to the client in pieces of at most this length: truncation is as fine as that."""
 
-MAX_WAITING_BYTES = 2 * 2**20
-"""Of sound that a detector has not taken yet, before the client is held up: a minute."""
+MAX_WAITING_BYTES = 15 * 32_000
+"""Of sound that a detector has not taken yet, before the client is held up: fifteen seconds. With what is under
+way to it (`FED_BYTES` for each chunk of the edge's window) less than the core lets it be late."""
+
+FED_BYTES = 32_000
+"""Of one chunk to a detector: a second."""
 
 MAX_MADE_BYTES = 2 * 2**20
 """Of sound of one answer that waits for its time, before its voice is held up: twenty seconds and more."""
 
 CLIP_BYTES = 1 << 20
 """Of one chunk to a recogniser."""
+
+TURN = "turn"
+"""Output port on which a judge of turns says how complete one sounds."""
 
 SPEECH = ("speech", "events")
 """Output ports on which detectors of speech say when it begins and ends."""
@@ -133,6 +140,11 @@ class Detector(Asking):
             self.has_room.clear()
         self._changed.set()
 
+    def cancel(self) -> None:
+        """End it; whoever waits for room need not."""
+        self.has_room.set()
+        super().cancel()
+
     async def _run(self) -> None:
         detection = self._config if isinstance(self._config, ServerVad) else ServerVad()
         wanted = {
@@ -156,13 +168,22 @@ class Detector(Asking):
         with contextlib.suppress(OmniBusError):  # the reader of the request is told as well
             while True:
                 while self._waiting:
-                    audio = b"".join(self._waiting)
-                    self._waiting.clear()
+                    audio = self._next()
                     await request.send("audio", Audio(RATE_HZ, 1, "s16", Blob(audio)))
                     self._num_waiting -= len(audio)
-                    self.has_room.set()
+                    if self._num_waiting <= MAX_WAITING_BYTES:
+                        self.has_room.set()
                 self._changed.clear()
                 await self._changed.wait()
+
+    def _next(self) -> bytes:
+        """Return what waits, at most a second of it: a client's small pieces become one chunk where they pile up."""
+        audio = bytearray()
+        while self._waiting and len(audio) < FED_BYTES:
+            audio += self._waiting.popleft()
+        if len(audio) > FED_BYTES:
+            self._waiting.appendleft(bytes(audio[FED_BYTES:]))
+        return bytes(audio[:FED_BYTES])
 
     def _on_speech(self, payload: Payload) -> None:
         found = _converted(payload, _Speech)
@@ -171,6 +192,31 @@ class Detector(Asking):
     def _failed(self, error: OmniBusError) -> None:
         self.has_room.set()
         self.host.on_vad_failed(self._stream, error.message)
+
+
+class Judge(Asking):
+    """Says how complete a turn sounds; where it can't, the turn ends after a pause that is right for most."""
+
+    def __init__(self, host: SessionHost, bus: BusClient, pipeline: Pipeline, wanted: JudgeTurn) -> None:
+        super().__init__(host, bus, pipeline)
+        self._wanted = wanted
+
+    async def _run(self) -> None:
+        async with await self._submit((TURN,), {}) as request:
+            await request.send("audio", Audio(RATE_HZ, 1, "s16", Blob(self._wanted.audio)))
+            request.finish("audio")
+            async for event in request:
+                if isinstance(event, Item):
+                    self.host.on_judged(self._wanted.pause, _converted(event.payload, _Turn).probability)
+
+    def _failed(self, error: OmniBusError) -> None:
+        logger.warning("a turn could not be judged: %s", error.code)
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """What a judge of turns says."""
+
+    probability: float
 
 
 class _Speech(msgspec.Struct, frozen=True):
@@ -374,6 +420,7 @@ def _message(message: ChatMessage) -> Message:
     if all(isinstance(part, str) for part in message.content):
         text = "\n".join(part for part in message.content if isinstance(part, str))
         return Message(role=role, content=text, tool_call_id=message.tool_call_id)
+    # Sessions refuse pictures (`capabilities_of`), so what is no text is sound.
     parts = [Part(type="text", text=p) if isinstance(p, str) else Part(type="audio") for p in message.content]
     return Message(role=role, content=parts)
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.session_host import Attachment, Pipelines, SessionHost
-from actors.session_requests import SPEECH
+from actors.session_requests import SPEECH, TURN
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session.codec import MEDIA_TYPE, client_event
 from omni_bus.core.session.codes import Code, SessionError
@@ -54,6 +54,9 @@ class SessionsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The pipeline that hears when somebody speaks: ``in.audio``, ``out.speech``; without it clients commit turns."""
     asr: str = ""
     """The pipeline that writes down what is said: ``in.audio``, ``out.text``."""
+    turn: str = ""
+    """The pipeline that says whether the user is done or only pauses, for ``semantic_vad``: ``in.audio``, ``out.turn``;
+    without it such sessions get ``server_vad``."""
     instructions: str = ""
     """Of sessions that set none."""
     voice: str | None = None
@@ -111,13 +114,16 @@ class Sessions(StreamingEngine):
         chat = self._pipeline("chat", options.chat)
         vad = self._pipeline("vad", options.vad) if options.vad else None
         asr = self._pipeline("asr", options.asr) if options.asr else None
+        turn = self._pipeline("turn", options.turn) if options.turn else None
         if chat.inputs.get("messages") != "json" or not {"text", "audio"} & set(chat.outputs):
             raise StartFailed(f"chat: pipeline '{chat.name}' answers no messages with text or sound")
         if vad is not None and (vad.inputs != {"audio": "audio"} or not set(SPEECH) & set(vad.outputs)):
             raise StartFailed(f"vad: pipeline '{vad.name}' does not say on out.speech when it hears speech in in.audio")
         if asr is not None and (asr.inputs != {"audio": "audio"} or asr.outputs.get("text") != "text"):
             raise StartFailed(f"asr: pipeline '{asr.name}' does not write down in.audio as out.text")
-        self._pipelines = Pipelines(chat, vad, asr)
+        if turn is not None and (turn.inputs != {"audio": "audio"} or turn.outputs.get(TURN) != "json"):
+            raise StartFailed(f"turn: pipeline '{turn.name}' does not judge in.audio on out.turn")
+        self._pipelines = Pipelines(chat, vad, asr, turn)
         report("pipelines", 1.0)
 
     @property
@@ -262,6 +268,7 @@ def capabilities_of(pipelines: Pipelines) -> Capabilities:
         supports_text_output="text" in chat.outputs,
         supports_tools="tool_calls" in chat.outputs,
         supports_transcription=pipelines.asr is not None,
+        supports_semantic_vad=pipelines.turn is not None and pipelines.vad is not None,
         supports_server_vad=pipelines.vad is not None,
         hears_audio=hears,
     )

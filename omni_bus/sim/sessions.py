@@ -322,10 +322,15 @@ class Talk:
         heard = self.vad_ms if heard_ms is None else heard_ms
         return self.take(self.core.on_vad(self.vad, "start", start_ms, heard, self.now))
 
-    def silence(self, end_ms: float, score: float | None = None) -> list[said.AnyServerEvent]:
+    def silence(self, end_ms: float) -> list[said.AnyServerEvent]:
         """Be a detector that hears speech end."""
         assert self.vad is not None
-        return self.take(self.core.on_vad(self.vad, "end", end_ms, self.vad_ms, self.now, score=score))
+        return self.take(self.core.on_vad(self.vad, "end", end_ms, self.vad_ms, self.now))
+
+    def judge(self, score: float) -> list[said.AnyServerEvent]:
+        """Be a judge of the latest pause."""
+        asked_for = [effect for effect in self.effects if isinstance(effect, done.JudgeTurn)]
+        return self.take(self.core.on_judged(asked_for[-1].pause, score, self.now))
 
     @property
     def vad_ms(self) -> float:

@@ -94,17 +94,17 @@ def _words(*words: str) -> Ports:
     return {"text": [Text(word) for word in words]}
 
 
+def _loud(*lengths_ms: int) -> Ports:
+    """Return sound that is loud, quiet, loud … for so long."""
+    pieces = [(b"\0\x20", b"\0\0")[i % 2] * 16 * length for i, length in enumerate(lengths_ms)]
+    return {"audio": [Audio(16_000, 1, "s16", Blob(piece)) for piece in pieces]}
+
+
 def _spoken(name: str) -> Ports:
     """Return recorded speech in pieces of half a second, and a second of silence."""
     with wave.open(str(Path(__file__).parents[1] / "speech" / f"{name}.wav")) as file:
         pcm = file.readframes(file.getnframes()) + bytes(32_000)
     return {"audio": [Audio(16_000, 1, "s16", Blob(pcm[i : i + 16_000])) for i in range(0, len(pcm), 16_000)]}
-
-
-def _loud(*lengths_ms: int) -> Ports:
-    """Return sound that is loud, quiet, loud … for so long."""
-    pieces = [(b"\0\x20", b"\0\0")[i % 2] * 16 * length for i, length in enumerate(lengths_ms)]
-    return {"audio": [Audio(16_000, 1, "s16", Blob(piece)) for piece in pieces]}
 
 
 def _codes(*seeds: int) -> Codes:

@@ -40,7 +40,6 @@ class SessionCore:
 
     Args:
         event: what opened it.
-        attachment: the host's number of who did.
         seed: part of every name that is made here; no other session has it.
         defaults: the configuration that the client's is merged into.
         capabilities: what the deployment can do.
@@ -144,6 +143,7 @@ class SessionCore:
         if attachment != self._outlet.attachment or self.is_over:
             return []
         self._alive_at = now
+        self._outlet.confirm()
         return self._guarded(lambda: self._on_client(event), event.event_id)
 
     def _on_client(self, event: asked.AnyClientEvent) -> None:
@@ -210,11 +210,13 @@ class SessionCore:
         at_ms: float,
         heard_ms: float,
         now: float,
-        *,
-        score: float | None = None,
     ) -> list[Effect]:
         """A detector hears speech begin or end; see `Listening.on_vad`."""
-        return self._heard(now, lambda: self._listening.on_vad(stream, kind, at_ms, heard_ms, score))
+        return self._heard(now, lambda: self._listening.on_vad(stream, kind, at_ms, heard_ms))
+
+    def on_judged(self, pause: int, score: float, now: float) -> list[Effect]:
+        """A pause, as in `JudgeTurn`, sounds so much like the end of a turn: in [0, 1]."""
+        return self._heard(now, lambda: self._listening.on_judged(pause, score))
 
     def on_vad_failed(self, stream: int, message: str, now: float) -> list[Effect]:
         """A detector ended without being asked to."""

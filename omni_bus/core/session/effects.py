@@ -45,6 +45,14 @@ class StopVad(Struct, frozen=True):
     stream: int
 
 
+class JudgeTurn(Struct, frozen=True):
+    """Say how complete the user's turn sounds so far: s16, 16 kHz, one channel."""
+
+    pause: int
+    """Which pause it is about."""
+    audio: bytes
+
+
 class Transcribe(Struct, frozen=True):
     """Write down what a user item says: s16, 16 kHz, one channel."""
 
@@ -133,6 +141,7 @@ Effect: TypeAlias = (
     | StartVad
     | FeedVad
     | StopVad
+    | JudgeTurn
     | Transcribe
     | StopTranscribing
     | Generate

@@ -33,11 +33,14 @@ class InputBuffer:
         """Take whole samples."""
         self._audio += audio
 
+    def look(self, start_ms: int, end_ms: int) -> bytes:
+        """Return a stretch, as far as it is here."""
+        return bytes(self._audio[self._index(start_ms) : self._index(end_ms)])
+
     def take(self, start_ms: int, end_ms: int) -> bytes:
         """Return a stretch, as far as it is here, and forget it with all before it."""
-        stop = self._index(end_ms)
-        audio = bytes(self._audio[self._index(start_ms) : stop])
-        self._forget(stop)
+        audio = self.look(start_ms, end_ms)
+        self._forget(self._index(end_ms))
         return audio
 
     def take_all(self) -> bytes:

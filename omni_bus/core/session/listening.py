@@ -11,7 +11,7 @@ from omni_bus.core.session import turns
 from omni_bus.core.session.client_events import ResponseOptions
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.config import SemanticVad, ServerVad, SessionConfig, TurnDetection
-from omni_bus.core.session.effects import FeedVad, StartVad, StopVad
+from omni_bus.core.session.effects import FeedVad, JudgeTurn, StartVad, StopVad
 from omni_bus.core.session.input_buffer import BYTES_PER_MS, InputBuffer
 from omni_bus.core.session.items import InputAudio, Message
 from omni_bus.core.session.overlap import ACTIONS, BARGE_IN, Decision, Overlap, decide, rms
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     Take = Callable[[], bytes]
 
-LATENESS_MS = 3000
-"""A detector may be so late; sound before that, and before the padding, is forgotten while nobody speaks."""
+LATENESS_MS = 30_000
+"""A detector may be so far behind, where a client sends faster than it speaks (hosts see to it that it is no more);
+sound before that, and before the padding, is forgotten while nobody speaks."""
 
 RETRY_S = 1.0
 """A detector that failed is asked again after this."""
@@ -53,6 +54,7 @@ class Listening:
         self._started_ms = 0
         self._pause: tuple[float, int] | None = None
         """A pause that ends the turn at this time, if it lasts; it began at this position."""
+        self._num_pauses = 0
         self._speech_ms = 0.0
         """Since the last commit, as far as is known without a detector."""
         self._overlap_ms = 0.0
@@ -137,9 +139,7 @@ class Listening:
 
     # --- what a detector says ---------------------------------------------------------------------------------
 
-    def on_vad(
-        self, stream: int, kind: Literal["start", "end"], at_ms: float, heard_ms: float, score: float | None
-    ) -> None:
+    def on_vad(self, stream: int, kind: Literal["start", "end"], at_ms: float, heard_ms: float) -> None:
         """Speech begins or ends; positions are milliseconds of the detector's stream.
 
         Args:
@@ -147,7 +147,6 @@ class Listening:
             kind: what happened.
             at_ms: where.
             heard_ms: how much the detector had heard when it knew.
-            score: how complete the turn sounds, in [0, 1]; None if nobody judged.
         """
         detection = self._detection
         if stream != self._stream or detection is None:
@@ -156,12 +155,19 @@ class Listening:
         if kind == "start":
             self._on_speech(detection, position)
         elif self.is_speaking:
-            waited_ms = max(0.0, heard_ms - at_ms)
-            left_s = (turns.pause_ms(detection, score) - waited_ms) / 1000
-            if left_s > 0:
-                self._pause = (self._shared.now + left_s, position)
-            else:
-                self._on_silence(position)
+            self._on_pause(detection, position, began_at=self._shared.now - max(0.0, heard_ms - at_ms) / 1000)
+
+    def on_judged(self, pause: int, score: float) -> None:
+        """A pause, as in `JudgeTurn`, sounds so much like the end of a turn: in [0, 1]."""
+        detection = self._detection
+        if self._pause is None or pause != self._num_pauses or detection is None:
+            return
+        unknown_at, position = self._pause
+        shift_ms = turns.pause_ms(detection, score) - turns.pause_ms(detection, None)
+        ends_at = unknown_at + shift_ms / 1000
+        self._pause = (ends_at, position)
+        if ends_at <= self._shared.now:
+            self._on_silence(position)
 
     def on_vad_failed(self, stream: int, message: str) -> None:
         """The detector is gone; another one is asked with the next sound."""
@@ -212,10 +218,23 @@ class Listening:
         self._shared.is_user_speaking = True
         self._started_ms = max(self._buffer.start_ms, position - turns.prefix_ms(detection))
         self._shared.outlet.emit(said.SpeechStarted(item_id=self._item_id, audio_start_ms=self._started_ms))
-        if self._shared.is_duplex and self._responses.is_in_progress:
+        if self._shared.is_duplex and self._responses.is_in_progress and detection.interrupt_response:
             self._decided(Decision("barge_in", "server_vad_speech_started"), "barge_in_on_speech", 0.0)
         if detection.interrupt_response:
             self._responses.interrupt("turn_detected", is_told=self._shared.is_duplex)
+
+    def _on_pause(self, detection: TurnDetection, position: int, *, began_at: float) -> None:
+        """The user's turn is over if this lasts."""
+        ends_at = began_at + turns.pause_ms(detection, None) / 1000
+        if ends_at <= self._shared.now:
+            self._on_silence(position)
+            return
+        self._pause = (ends_at, position)
+        self._num_pauses += 1
+        if isinstance(detection, SemanticVad):
+            start_ms = max(self._started_ms, self._buffer.end_ms - turns.JUDGED_MS)
+            sound = self._buffer.look(start_ms, self._buffer.end_ms)
+            self._shared.outlet.do(JudgeTurn(self._num_pauses, sound))
 
     def _on_silence(self, position: int) -> None:
         """The user's turn is over."""

@@ -40,6 +40,8 @@ class Outlet:
         self._session_id = session_id
         self._new_token = new_token
         self._token_hash = b""
+        self._former_hash = b""
+        """Of the token that the present attachment came with, until it has shown that it got the next one."""
         self._effects: list[Effect] = []
         self._num_events = 0
         self._is_overflow_told = False
@@ -94,7 +96,8 @@ class Outlet:
         """
         if not self.is_resumable:
             raise SessionError(Code.RESUME_UNSUPPORTED, "this session can't be resumed")
-        if not hmac.compare_digest(_hash(event.resume_token), self._token_hash):
+        presented = _hash(event.resume_token)
+        if not any(hmac.compare_digest(presented, known) for known in (self._token_hash, self._former_hash)):
             raise SessionError(Code.INVALID_TOKEN, "resume_token: it is not the last one", param="resume_token")
         seq = event.last_received_server_event_seq
         try:
@@ -109,6 +112,7 @@ class Outlet:
         former, former_generation = self.attachment, self.generation
         token = self.attach(attachment)
         assert token is not None
+        self._former_hash = presented
         self.tell(
             attachment,
             said.SessionResumed(
@@ -124,6 +128,10 @@ class Outlet:
             replaced = said.SessionReplaced(session_id=self._session_id, attachment_generation=former_generation)
             self.tell(former, replaced)
             self.end(former, "session_replaced")
+
+    def confirm(self) -> None:
+        """The attachment is heard, so it got its token, and the former one is worth nothing any more."""
+        self._former_hash = b""
 
     def _named(self, event: said.AnyServerEvent) -> said.AnyServerEvent:
         self._num_events += 1

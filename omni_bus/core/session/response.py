@@ -48,7 +48,6 @@ class Frame(Struct, frozen=True, kw_only=True):
     voice: str | None
     is_duplex: bool
     epoch: int
-    turn_id: int
 
 
 class _Place(TypedDict):

@@ -302,7 +302,6 @@ class Responses:
             voice=own.voice or output.voice,
             is_duplex=shared.is_duplex,
             epoch=shared.epoch,
-            turn_id=shared.turn_id,
         )
 
     def _generate_if_ready(self, running: _Running) -> None:
@@ -405,7 +404,10 @@ class Responses:
         else:
             self._beside.pop(response.id, None)
         response.end(status, details, usage)
-        self.ledger.apply(response.cursor)
+        if response.item_id in shared.conversation:
+            self.ledger.apply(response.cursor)
+        else:
+            self.ledger.forget(response.item_id)
         if response.frame.conversation_id is not None:
             self.listened_since = shared.now + response.cursor.left_ms(shared.now) / 1000
             if status == "cancelled":

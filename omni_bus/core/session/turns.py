@@ -33,6 +33,9 @@ PATIENCE = {
     "high": Patience(0.93, 0.80, 200, 320, 1200, 512),
 }
 
+JUDGED_MS = 8000
+"""Of a turn the last so much is judged: what smart-turn looks at."""
+
 CANDIDATE_MS = 160
 """A pause of this length is asked about."""
 

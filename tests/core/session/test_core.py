@@ -319,10 +319,25 @@ def test_a_new_detector_begins_where_the_sound_is():
 def test_silence_is_not_kept_for_ever():
     talk = Talk()
 
-    for _ in range(20):
+    for _ in range(40):
         talk.append(1000)
 
-    assert len(talk.core._listening._buffer) == 32 * 3300
+    assert len(talk.core._listening._buffer) == 32 * 30_300
+
+
+def test_a_detector_may_be_late():
+    talk = Talk()
+    for _ in range(25):
+        talk.append(1000)
+
+    (started,) = talk.speech(1000)
+    talk.silence(3000)
+
+    assert isinstance(started, said.SpeechStarted)
+    assert started.audio_start_ms == 700
+    ((clip,),) = [message.content for message in talk.generating[talk.generation].messages]
+    assert isinstance(clip, done.ClipPart)
+    assert len(clip.audio) == 32 * 2500
 
 
 def test_a_semantic_detector_waits_longer_where_the_words_sound_open():
@@ -332,11 +347,11 @@ def test_a_semantic_detector_waits_longer_where_the_words_sound_open():
     talk.speech(100)
     talk.append(200)
 
-    assert talk.silence(600, score=0.1) == []
-    talk.append(500)
-    assert talk.speech(1000) == []  # the user went on
-    talk.append(700)
-    assert talk.silence(1840, score=0.99) == []
+    assert talk.silence(640) == talk.judge(0.1) == []
+    talk.append(700)  # without a judge it would have been an end
+    assert talk.speech(1400) == []  # the user went on
+    assert talk.append(2500) == []  # for longer than the pause would have been
+    assert talk.silence(3840) == talk.judge(0.99) == []
     before = len(talk.events)
     talk.wait(0.1)
     assert names(talk.events[before:])[:2] == ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed"]
@@ -434,6 +449,7 @@ def test_a_noise_that_a_detector_took_for_speech_is_not_answered():
     assert names(events) == ["response.done", "rate_limits.updated"]
     assert done_of(events).output == ()
     assert talk.generating == {}
+    assert talk.core._responses.ledger._cursors == {}  # nothing is kept of it
 
 
 def test_words_that_can_not_be_had_are_told_and_the_answer_is_given_without():

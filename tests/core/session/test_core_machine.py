@@ -173,7 +173,12 @@ class Session(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["start", "end"]), at=MILLISECONDS, late=st.integers(0, 600), is_former=st.booleans())
     def hear(self, kind, at, late, is_former):
         stream = (self.talk.vad or 1) - is_former
-        self.take(self.talk.core.on_vad(stream, kind, at, at + late, self.talk.now, score=0.5))
+        self.take(self.talk.core.on_vad(stream, kind, at, at + late, self.talk.now))
+
+    @precondition(lambda self: self.is_open)
+    @rule(pause=st.integers(1, 3), score=st.floats(0, 1))
+    def judge(self, pause, score):
+        self.take(self.talk.core.on_judged(pause, score, self.talk.now))
 
     @precondition(lambda self: self.is_open and self.talk.vad is not None)
     @rule()

@@ -66,11 +66,21 @@ def test_a_token_works_once(talk):
     first = talk.tokens[-1]
     talk.take(talk.core.on_detached(1, talk.now))
     resume(talk, first, 0, 2)
+    talk.say(asked.EventAck(server_event_seq=0))
     talk.take(talk.core.on_detached(2, talk.now))
 
     assert code_of(resume(talk, first, 0, 3)) == "invalid_resume_token"
     assert talk.closed[3] == "invalid_resume_token"
     assert names(resume(talk, talk.tokens[-1], 0, 4)) == ["session.resumed"]
+
+
+def test_a_token_works_again_if_the_next_one_may_not_have_come(talk):
+    first = talk.tokens[-1]
+    talk.take(talk.core.on_detached(1, talk.now))
+    resume(talk, first, 0, 2)
+    talk.take(talk.core.on_detached(2, talk.now))
+
+    assert names(resume(talk, first, 0, 3)) == ["session.resumed"]
 
 
 def test_a_takeover_ends_the_former_socket_whose_loss_then_means_nothing(talk):

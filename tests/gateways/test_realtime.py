@@ -289,6 +289,8 @@ async def test_a_cut_connection_is_resumed_without_a_lost_or_doubled_event() -> 
             assert len(sound) == 960 * len(words)
             assert words == second.frames[-1]["response"]["output"][0]["content"][0]["transcript"]
 
+            await second.say("session.heartbeat")  # which shows that it has its token
+            await second.until("session.heartbeat_ack")
             async with connected(deployment, f"{DUPLEX}&autostart=0") as late:
                 await late.say("session.resume", last_received_server_event_seq=seq, **credentials_of(created))
                 assert (await late.error())["error"]["code"] == "invalid_resume_token"  # it was used

@@ -84,6 +84,8 @@ class DuplexReader:
         self._is_ga = False
         """The client speaks OpenAI's GA dialect, as far as that goes."""
         self._policy: str | None = None
+        self._answers_commits = False
+        """The model answers without being asked, which for models that take turns is at each commit."""
         self._readers: dict[str, Callable[[Mapping[str, Any]], Events]] = {
             "session.update": self._update,
             "session.event_ack": lambda fields: [read_as(fields, asked.EventAck, "server_event_seq")],
@@ -170,6 +172,7 @@ class DuplexReader:
         if self._is_same(patch):
             del patch["model"]
         patch["duplex"] = {name: fields[name] for name in DUPLEX if fields.get(name) is not None}
+        self._answers_commits = patch["duplex"].get("auto_response", self._answers_commits) is True
         self._set_rates(patch, session)
         self._check_turns(patch, session)
         return patch
@@ -234,7 +237,8 @@ class DuplexReader:
 
     def _commit(self, fields: Mapping[str, Any]) -> Events:
         wanted = _first(fields, "response_create", "create_response")
-        wanted = fields.get("type") == "input.commit" if wanted is None else wanted
+        if wanted is None:
+            wanted = self._answers_commits or fields.get("type") == "input.commit"
         return [read_as(fields, asked.AudioCommit, "is_speech", create_response=wanted)]
 
     def _text(self, fields: Mapping[str, Any]) -> Events:

@@ -425,6 +425,15 @@ def test_duplex_frames_are_read(fields: dict[str, Any], event: asked.AnyClientEv
     assert DuplexDialect(any_model, is_beta=False).read(fields) == [event]
 
 
+def test_a_model_that_answers_by_itself_answers_at_a_commit() -> None:
+    dialect = DuplexDialect(any_model, is_beta=False)
+    dialect.opening({"extra_body": {"auto_response": True}}, MODEL)
+    commit = {"type": "input_audio_buffer.commit", "final": True}
+
+    assert dialect.read(commit) == [asked.AudioCommit(create_response=True)]
+    assert dialect.read(commit | {"response_create": False}) == [asked.AudioCommit()]
+
+
 @pytest.mark.parametrize(
     ("session", "code"),
     [

@@ -29,7 +29,9 @@ QUESTION = "What is the capital of France?"
 SILENCE = bytes(2 * 24_000)
 CLIENT_S = 120
 NPM = ("@openai/agents-realtime@0.20.0", "zod@4")
-PYPI = "pipecat-ai[openai]==1.14.0"
+PYPI = ("pipecat-ai[openai]==1.14.0", "pybase64>=1.4")
+ALONE = "vllm-omni==0.30.0"
+"""Without what it depends on: only its client is wanted."""
 
 
 def install(folder: Path) -> dict[str, list[str]]:
@@ -40,10 +42,13 @@ def install(folder: Path) -> dict[str, list[str]]:
     python = venv / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", PYPI], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, *PYPI], check=True)
+        subprocess.run([*install, "--no-deps", ALONE], check=True)
     return {
         "@openai/agents-realtime": ["node", str(HERE / "agents.mjs"), str(node)],
         "pipecat": [str(python), str(HERE / "pipecat_talk.py")],
+        "vllm-omni, cut and resumed": [str(python), str(HERE / "duplex_talk.py")],
     }
 
 

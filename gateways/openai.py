@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -29,6 +29,7 @@ from gateways import (
     openai_transcriptions_body,
     openai_voices,
     openapi,
+    realtime,
     sleep,
     speech_stream,
 )
@@ -44,6 +45,7 @@ from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
+from gateways.realtime_turn import TurnAudioEvents
 from gateways.voices import Voices
 from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
@@ -69,6 +71,15 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
     max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
     """A longer text is not read aloud."""
 
+    turn_audio_events: TurnAudioEvents = "both"
+    """Names of sound in vLLM's turn dialect: ``seed`` is response.audio.*, ``ga`` is response.output_audio.*."""
+
+    default_realtime: Literal["turn", "duplex"] = "turn"
+    """What a connection to ``/v1/realtime`` without ``duplex`` in its query is."""
+
+    realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """A client of a duplex dialect may take so long to say its first word."""
+
     speech_config_timeout_s: Seconds = 10.0
     """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
 
@@ -77,7 +88,7 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, files, live talks."""
 
     Options = OpenAIOptions
 
@@ -129,6 +140,17 @@ class OpenAIGateway(HttpGateway):
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
         )
+        self._realtime = realtime.RealtimeRoute(
+            self.client,
+            self._models,
+            self.draining,
+            realtime.RealtimeOptions(
+                turn_audio_events=self.options.turn_audio_events,
+                is_duplex=self.options.default_realtime == "duplex",
+                first_event_timeout_s=self.options.realtime_first_event_timeout_s,
+                write_timeout_s=self.options.write_timeout_s,
+            ),
+        )
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
@@ -168,6 +190,8 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
+        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+            app.router.add_get(path, self._realtime.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)

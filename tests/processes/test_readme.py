@@ -46,17 +46,26 @@ def deployment(up: Callable[..., Up]) -> Iterator[tuple[Up, str]]:
     assert started.stop() == 0
 
 
-def test_python_example_prints_and_speaks(deployment: tuple[Up, str], tmp_path: Path) -> None:
-    """The official client prints the answer, and Whisper reads the same words in the WAV that the example wrote."""
+def test_python_examples_print_and_speak(deployment: tuple[Up, str], tmp_path: Path) -> None:
+    """The official client prints what the README shows, and Whisper reads the same words in the files that it wrote."""
     up, address = deployment
-    (example,) = blocks("python")
-    assert ADDRESS in example
-    code = example.replace(ADDRESS, address)
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout) == (0, "The capital of France is Paris.\n"), run.stderr
+
+    def run(example: str) -> str:
+        assert ADDRESS in example
+        code = example.replace(ADDRESS, address)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    chat, live = blocks("python")
+    assert run(chat) == "The capital of France is Paris.\n"
     assert re.sub(r"\W", "", heard(tmp_path / "answer.wav")).lower() == "thecapitaloffranceisparis"
+    question, answer = run(live).splitlines()
+    assert question == "heard: What is the capital of France?"
+    assert question in README
+    assert "Paris" in answer
+    assert "paris" in heard(tmp_path / "reply.wav").lower()
 
 
 def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Path) -> None:

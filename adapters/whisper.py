@@ -8,6 +8,7 @@ model come inside a Python package (71 MB); nothing is fetched.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -133,6 +134,8 @@ class Whisper(StreamingEngine):
             from faster_whisper import WhisperModel  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise StartFailed(f"whisper can't be imported ({INSTALL_ENGINE}, {INSTALL_SOXR}): {error}") from error
+        # A line for each window that it reads, at INFO.
+        logging.getLogger("faster_whisper").setLevel(logging.WARNING)
         report("weights", 0.0)
         options = self.options
         try:

@@ -120,6 +120,13 @@ async def test_parameters_reach_the_model(engine: Whisper) -> None:
     assert words_of(" ".join(said)) == words_of(timed.text)
 
 
+async def test_windows_leave_no_lines_in_the_log(engine: Whisper, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        await run_streaming(engine, {"audio": sound(silence(1.0))})
+
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("missing", FILES)
 def test_folder_without_a_file_is_refused(tmp_path: Path, missing: str) -> None:
     for name in FILES:

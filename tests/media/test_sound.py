@@ -9,11 +9,12 @@ import pytest
 
 from omni_bus.errors import BadInput
 from omni_bus.media.sound import (
+    FADE_S,
+    Fader,
     Limiter,
     Resampler,
     Shaper,
     Tempo,
-    fade,
     floats_of,
     join,
     s16_of,
@@ -174,14 +175,35 @@ def test_slices_join_to_the_whole(kind) -> None:
     assert list(slices(audio, 1000)) == [audio]
 
 
-def test_fades_begin_and_end_in_silence_and_leave_the_middle() -> None:
-    audio = s16(np.full((2400, 2), 0.5, np.float32))
+@pytest.mark.parametrize("channels", [1, 2])
+def test_cut_sound_begins_and_ends_in_silence_and_keeps_its_middle(channels: int) -> None:
+    samples = np.full((2400, channels), 0.5, np.float32)
+    edge = round(FADE_S * RATE_HZ)
 
-    made = floats_of(fade(audio, in_s=0.01, out_s=0.02))
+    made = fed(Fader(RATE_HZ, channels), samples, ODD)
 
-    assert np.array_equal(made[[0, -1]], np.zeros((2, 2)))
-    assert np.array_equal(made[240:-480], np.full((1680, 2), 0.5))
-    assert np.all(np.diff(made[:240, 0]) >= 0)
-    assert np.all(np.diff(made[-480:, 0]) <= 0)
-    assert np.array_equal(fade(audio).data.view, audio.data.view)
-    assert fade(audio, in_s=9.0).data.view[:4] == bytes(4)  # longer than the sound
+    assert np.array_equal(made, fed(Fader(RATE_HZ, channels), samples, (2400,)))
+    assert np.array_equal(made[edge:-edge], samples[edge:-edge])
+    assert np.array_equal(made[[0, -1]], np.zeros((2, channels)))
+    assert np.all(np.diff(made[:edge, 0]) > 0)
+    assert np.array_equal(made[:edge], made[: -edge - 1 : -1])
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 2, 119, 121])
+def test_the_shortest_cut_sounds_keep_their_length(num_frames: int) -> None:
+    made = fed(Fader(RATE_HZ, 1), np.full((num_frames, 1), 0.5, np.float32), (1,))
+
+    assert made.shape == (num_frames, 1)
+    assert not made[:1].any()
+    assert not made[-1:].any()
+
+
+def test_only_cut_sound_is_faded() -> None:
+    audio = s16(wave(1000))
+    cut, whole = (Shaper(audio, rate_hz=RATE_HZ, is_cut=is_cut) for is_cut in (True, False))
+
+    faded = cut.feed(audio) + cut.finish()
+
+    assert whole.feed(audio) + whole.finish() == bytes(audio.data.view)
+    assert (faded[:2], faded[-2:]) == (bytes(2), bytes(2))
+    assert faded[240:-240] == bytes(audio.data.view)[240:-240]

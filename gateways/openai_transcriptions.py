@@ -30,17 +30,19 @@ from gateways.problems import Problem, to_problem
 from gateways.subtitles import Cue, srt, vtt
 from omni_bus.client import End, Item
 from omni_bus.errors import BadFrame, BadInput, OmniBusError
+from omni_bus.media.sound import slices
 from omni_bus.media.spool import Spool
-from omni_bus.wire.payloads import Audio, Blob, Json, Text, size_of
+from omni_bus.wire.payloads import Json, Text, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gateways.forms import FormOptions
     from gateways.media import MediaReader
     from gateways.openai_transcriptions_body import Task
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.wire.payloads import Audio
 
 PATHS: dict[Task, str] = {"transcribe": "/v1/audio/transcriptions", "translate": "/v1/audio/translations"}
 
@@ -167,7 +169,7 @@ class TranscriptionRoutes:
             pipeline=wanted.pipeline.name,
             outputs=wanted.outputs,
             params=dict.fromkeys(wanted.writers, wanted.params) if wanted.params else {},
-            inputs={SOUND: list(_pieces(sound))},
+            inputs={SOUND: list(slices(sound, PIECE_FRAMES))},
         )
         try:
             if wanted.is_streamed:
@@ -208,12 +210,6 @@ class TranscriptionRoutes:
             await stream.send(b"[DONE]")
             await stream.end()
         return stream.response
-
-
-def _pieces(sound: Audio) -> Iterator[Audio]:
-    view, size = sound.data.view, 2 * PIECE_FRAMES
-    for start in range(0, len(view), size):
-        yield Audio(sound.rate_hz, 1, "s16", Blob(view[start : start + size]))
 
 
 def _refused(error: BadInput, wanted: body.Transcription) -> BadInput:

@@ -105,6 +105,13 @@ async def test_english_model_refuses_more_by_name(engine: Whisper, params: dict[
         await run_streaming(engine, {"audio": sound(pcm_of("bicycle"))}, params)
 
 
+async def test_english_model_knows_the_language_of_silence(engine: Whisper) -> None:
+    spoken = await planned(engine, list(sound(silence(1.0))), [])
+
+    assert spoken.outputs == []
+    assert spoken.finish.detail == {"seconds": 0.0, "language": "en"}
+
+
 async def test_parameters_reach_the_model(engine: Whisper) -> None:
     audio = {"audio": sound(pcm_of("bottles"))}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from adapters import ADAPTERS
+from omni_bus.client import BusClient
 from omni_bus.config.schema import StageConfig
 from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Stall, Start, Step, Suspend
 from omni_bus.core.member import Member, coordinator_peer
@@ -56,6 +57,9 @@ logger = logging.getLogger(__name__)
 LINGER_S = 0.2
 """In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
 
+ERRANDS = ".errands"
+"""Ends the name under which a stage asks other pipelines for work."""
+
 DELIVER_S = 10.0
 """A peer that has not read its frames within this, once they are sent, is not reading."""
 
@@ -92,7 +96,16 @@ class StageActor:
         )
         self._thread = EngineThread(name)
         threads, cache_dir = deployment.threads[stage], deployment.cache_dir
-        self.engine = build_engine(config, Context(stage, replica, threads, cache_dir, self._driver.allocate))
+        context = Context(
+            stage,
+            replica,
+            threads,
+            cache_dir,
+            self._driver.allocate,
+            connect_bus=lambda: connect_bus(deployment, f"{name}{ERRANDS}"),
+            pipelines=deployment.pipelines,
+        )
+        self.engine = build_engine(config, context)
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
         self._core = StageCore(
             stage,
@@ -295,6 +308,17 @@ class StageActor:
                 raise unknown_name("parameter", unknown[0], kind.__struct_fields__, field=unknown[0]) from error
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
+
+
+async def connect_bus(deployment: Deployment, name: str) -> BusClient:
+    """Join the deployment as a client of a stage's own."""
+    return await BusClient.connect(
+        name,
+        deployment.listen(name),
+        deployment.coordinator_endpoint,
+        arena=deployment.arena,
+        curve=deployment.curve(),
+    )
 
 
 def build_engine(config: StageConfig, context: Context) -> Engine:

@@ -353,6 +353,9 @@ class CoordinatorCore:
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._ties.take(hello.linked, now)
+        # A request that has sent nothing yet links to the actors of its route in a moment, or has since this was sent.
+        routed = [peer for live in hello.live for peer in (live.gateway, *live.stages.values())]
+        effects += self._ties.take(filter(self._ties.is_gone, routed), now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 

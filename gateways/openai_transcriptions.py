@@ -13,7 +13,7 @@ from gateways import openai_transcriptions_body as body
 from gateways.event_stream import EventStream
 from gateways.fan_out import Call, run_all
 from gateways.http import json_response, terms_of
-from gateways.openai_answers import (
+from gateways.openai_audio_answers import (
     DurationUsage,
     TranscribedSegment,
     TranscribedWord,

@@ -27,7 +27,7 @@ from gateways.openai_models import SOUND
 from gateways.openai_refusals import renamed
 from gateways.openapi import Answer, Operation
 from gateways.problems import Problem, to_problem
-from gateways.subtitles import Cue, srt, vtt
+from gateways.subtitles import Cue, cues_of, srt, vtt
 from omni_bus.client import End, Item
 from omni_bus.errors import BadFrame, BadInput, OmniBusError
 from omni_bus.media.sound import slices
@@ -244,7 +244,7 @@ def _rendered(wanted: body.Transcription, heard: _Heard, sound: Audio) -> web.Re
 
 def _cues(heard: _Heard) -> list[Cue]:
     try:
-        return [Cue(each["start"], each["end"], each["text"].strip()) for each in heard.segments]
+        return cues_of(heard.segments)
     except (KeyError, AttributeError) as error:
         raise _no_segment() from error
 

@@ -205,12 +205,12 @@ def converted(value: Any, kind: Any, *, at: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
-        param = f"{at}{path.rstrip('`')}"
+        param = f"{at}{path.rstrip('`')}".removeprefix(".")
         if "unknown field" in what:
-            param = f"{param}.{what.split('`')[1]}"
+            param = f"{param}.{what.split('`')[1]}".removeprefix(".")
             raise SessionError(Code.UNKNOWN_PARAMETER, f"{param}: no such field", param=param) from error
         if "missing required field" in what:
-            param = f"{param}.{what.split('`')[1]}"
+            param = f"{param}.{what.split('`')[1]}".removeprefix(".")
             raise SessionError(Code.MISSING_PARAMETER, f"{param}: is missing", param=param) from error
         came = _shown(_found(value, path.rstrip("`")))
         raise SessionError(Code.INVALID_VALUE, f"{param}: {came} came: {what}", param=param) from error

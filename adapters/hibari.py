@@ -240,7 +240,8 @@ def _phonemes_blocking(voice: Any, sentence: str) -> list[str]:
     except (ValueError, LookupError):
         # hibari's number reader stumbles over odd digits; better the words without them than no speech.
         phonemes = voice.phonemize(_NOT_PLAIN.sub(" ", text))
-    return [piece for long in phonemes for piece in _cut_phonemes(long)]
+    # Of letters that hibari can't read only the commas between them are left, which it would speak as silence.
+    return [piece for long in phonemes for piece in _cut_phonemes(long) if any(map(str.isalpha, piece))]
 
 
 def _cut_phonemes(phonemes: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ model come inside a Python package (71 MB); nothing is fetched.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -130,6 +131,8 @@ class Whisper(StreamingEngine):
             from faster_whisper import WhisperModel  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise StartFailed(f"whisper can't be imported ({INSTALL_ENGINE}, {INSTALL_SOXR}): {error}") from error
+        # A line for each window that it reads, at INFO.
+        logging.getLogger("faster_whisper").setLevel(logging.WARNING)
         report("weights", 0.0)
         options = self.options
         try:
@@ -159,7 +162,8 @@ class Whisper(StreamingEngine):
         """
         params: WhisperParams = request.params
         self._check(params)
-        language, num_segments, num_tokens, end_s = params.language, 0, 0, 0.0
+        language = params.language or (None if self._is_multilingual else "en")
+        num_segments, num_tokens, end_s = 0, 0, 0.0
         async with aclosing(chunks_of(inputs, has_plan="segments" in request.inputs)) as chunks:
             async for chunk in chunks:
                 segments, language = await on_thread(self._thread, self._read_blocking, chunk, params, language)
@@ -175,14 +179,18 @@ class Whisper(StreamingEngine):
         detail = {"seconds": end_s} | ({"language": language} if language else {})
         yield Finish(usage=Usage(completion_tokens=num_tokens), detail=detail)
 
+    @property
+    def _is_multilingual(self) -> bool:
+        return bool(self._model.model.is_multilingual)
+
     def _check(self, params: WhisperParams) -> None:
         languages = self._model.supported_languages
         if params.language is not None and params.language not in languages:
             allowed = ", ".join(sorted(languages))
-            why = "" if self._model.model.is_multilingual else "; the model knows English only"
+            why = "" if self._is_multilingual else "; the model knows English only"
             came = params.language[:40]
             raise BadInput(f"language: {came!r} came (allowed: {allowed}{why})", field="language")
-        if params.task == "translate" and not self._model.model.is_multilingual:
+        if params.task == "translate" and not self._is_multilingual:
             message = "task: 'translate' came (allowed: transcribe; the model knows English only)"
             raise BadInput(message, field="task")
 

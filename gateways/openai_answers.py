@@ -11,14 +11,14 @@ from omni_bus.media.encoder import Format
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-class _Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parent of answers that have no other fields than these."""
 
 
 # --- the server ---------------------------------------------------------------------------------------------
 
 
-class Version(_Exact, frozen=True):
+class Version(Exact, frozen=True):
     """The server's version."""
 
     version: str
@@ -41,7 +41,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     gateways: dict[str, dict[str, Any]]
 
 
-class Permission(_Exact, frozen=True):
+class Permission(Exact, frozen=True):
     """Of one model; clients of OpenAI's first API want it."""
 
     id: str
@@ -58,7 +58,7 @@ class Permission(_Exact, frozen=True):
     is_blocking: bool
 
 
-class Model(_Exact, frozen=True):
+class Model(Exact, frozen=True):
     """One pipeline under one of its names."""
 
     id: str
@@ -71,7 +71,7 @@ class Model(_Exact, frozen=True):
     permission: list[Permission]
 
 
-class ModelList(_Exact, frozen=True):
+class ModelList(Exact, frozen=True):
     """All names of all pipelines."""
 
     object: Literal["list"]
@@ -81,7 +81,7 @@ class ModelList(_Exact, frozen=True):
 # --- files --------------------------------------------------------------------------------------------------
 
 
-class File(_Exact, frozen=True):
+class File(Exact, frozen=True):
     """A file that its caller keeps here."""
 
     id: str
@@ -95,7 +95,7 @@ class File(_Exact, frozen=True):
     status_details: None
 
 
-class FileList(_Exact, frozen=True):
+class FileList(Exact, frozen=True):
     """One page of a caller's files."""
 
     object: Literal["list"]
@@ -105,7 +105,7 @@ class FileList(_Exact, frozen=True):
     has_more: bool
 
 
-class FileDeleted(_Exact, frozen=True):
+class FileDeleted(Exact, frozen=True):
     """A file is gone."""
 
     id: str
@@ -113,65 +113,10 @@ class FileDeleted(_Exact, frozen=True):
     deleted: bool
 
 
-# --- voices -------------------------------------------------------------------------------------------------
-
-
-class _Voice(_Exact, frozen=True, kw_only=True):
-    """What is known of an uploaded voice."""
-
-    name: str
-    consent: str
-    created_at: int
-    mime_type: str
-    file_size: int
-    ref_text: str | msgspec.UnsetType = msgspec.UNSET
-    speaker_description: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class NewVoice(_Voice, frozen=True, kw_only=True):
-    """A voice that is kept now."""
-
-
-class UploadedVoice(_Voice, frozen=True, kw_only=True):
-    """One of the caller's voices."""
-
-    embedding_source: Literal["audio"]
-    embedding_dim: int | None
-
-
-class VoiceList(_Exact, frozen=True):
-    """Names of all voices in lower case, and what is known of the caller's own."""
-
-    voices: list[str]
-    uploaded_voices: list[UploadedVoice] | msgspec.UnsetType = msgspec.UNSET
-
-
-class VoiceCreated(_Exact, frozen=True, kw_only=True):
-    """A voice is kept: as OpenAI's SDKs know it, its id being its name in lower case, and as vLLM-Omni tells it."""
-
-    id: str
-    object: Literal["audio.voice"]
-    created_at: int
-    name: str
-    type: Literal["audio_sample"]
-    success: Literal[True]
-    voice: NewVoice
-
-
-class VoiceDeleted(_Exact, frozen=True, kw_only=True):
-    """A voice is gone."""
-
-    success: Literal[True]
-    message: str
-    id: str
-    object: Literal["audio.voice.deleted"]
-    deleted: Literal[True]
-
-
 # --- chat completions ---------------------------------------------------------------------------------------
 
 
-class Usage(_Exact, frozen=True):
+class Usage(Exact, frozen=True):
     """Tokens of the text."""
 
     prompt_tokens: int
@@ -181,7 +126,7 @@ class Usage(_Exact, frozen=True):
     completion_tokens_details: dict[str, int] | None = None
 
 
-class AudioMetadata(_Exact, frozen=True):
+class AudioMetadata(Exact, frozen=True):
     """What sound was before it was encoded; `frame_count` counts samples of each channel."""
 
     format: Format
@@ -190,7 +135,7 @@ class AudioMetadata(_Exact, frozen=True):
     channels: int
 
 
-class SpokenMessage(_Exact, frozen=True):
+class SpokenMessage(Exact, frozen=True):
     """Sound: one file in base64, and what it says."""
 
     id: str
@@ -199,7 +144,7 @@ class SpokenMessage(_Exact, frozen=True):
     transcript: str
 
 
-class TokenLogprob(_Exact, frozen=True):
+class TokenLogprob(Exact, frozen=True):
     """A token: as text, its natural log-probability, and its bytes."""
 
     token: str
@@ -207,7 +152,7 @@ class TokenLogprob(_Exact, frozen=True):
     bytes: list[int]
 
 
-class ChosenLogprob(_Exact, frozen=True):
+class ChosenLogprob(Exact, frozen=True):
     """A token of the answer, and the most probable ones in its place."""
 
     token: str
@@ -216,14 +161,14 @@ class ChosenLogprob(_Exact, frozen=True):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(_Exact, frozen=True):
+class ChatLogprobs(Exact, frozen=True):
     """Log-probabilities of the tokens of a text."""
 
     content: list[ChosenLogprob]
     refusal: None
 
 
-class PromptLogprob(_Exact, frozen=True):
+class PromptLogprob(Exact, frozen=True):
     """A token that might have stood in the prompt."""
 
     logprob: float
@@ -235,14 +180,14 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt the candidates by id; null for the first."""
 
 
-class CalledFunction(_Exact, frozen=True):
+class CalledFunction(Exact, frozen=True):
     """What the model wants called; `arguments` is JSON as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Exact, frozen=True):
+class ToolCall(Exact, frozen=True):
     """One call."""
 
     id: str
@@ -250,7 +195,7 @@ class ToolCall(_Exact, frozen=True):
     function: CalledFunction
 
 
-class AnswerMessage(_Exact, frozen=True):
+class AnswerMessage(Exact, frozen=True):
     """Text, sound or both, or calls."""
 
     role: Literal["assistant"]
@@ -263,7 +208,7 @@ class AnswerMessage(_Exact, frozen=True):
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Choice(_Exact, frozen=True):
+class Choice(Exact, frozen=True):
     """One answer."""
 
     index: int
@@ -275,7 +220,7 @@ class Choice(_Exact, frozen=True):
     audio_metadata: AudioMetadata | None
 
 
-class ChatCompletion(_Exact, frozen=True):
+class ChatCompletion(Exact, frozen=True):
     """An answer that is not streamed."""
 
     id: str
@@ -292,21 +237,21 @@ class ChatCompletion(_Exact, frozen=True):
     metrics: dict[str, Any] | None
 
 
-class AudioPiece(_Exact, frozen=True):
+class AudioPiece(Exact, frozen=True):
     """A piece of sound where ``audio_delta = "audio"``."""
 
     id: str
     data: str
 
 
-class FunctionDelta(_Exact, frozen=True):
+class FunctionDelta(Exact, frozen=True):
     """A piece of a call; pieces of `arguments` concatenate."""
 
     arguments: str
     name: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class ToolCallDelta(_Exact, frozen=True):
+class ToolCallDelta(Exact, frozen=True):
     """A piece of the call at `index`; the first one has its id and name."""
 
     index: int
@@ -315,7 +260,7 @@ class ToolCallDelta(_Exact, frozen=True):
     type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Delta(_Exact, frozen=True):
+class Delta(Exact, frozen=True):
     """What a chunk adds: text, or sound as base64 of a file of its own, told apart by the chunk's modality."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
@@ -325,7 +270,7 @@ class Delta(_Exact, frozen=True):
     audio: AudioPiece | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChunkChoice(_Exact, frozen=True):
+class ChunkChoice(Exact, frozen=True):
     """One answer, as far as this chunk goes."""
 
     index: int
@@ -337,7 +282,7 @@ class ChunkChoice(_Exact, frozen=True):
     audio_metadata: AudioMetadata | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatCompletionChunk(_Exact, frozen=True):
+class ChatCompletionChunk(Exact, frozen=True):
     """One event of a stream; with usage asked for, the last one has it and no choices."""
 
     id: str
@@ -355,7 +300,7 @@ class ChatCompletionChunk(_Exact, frozen=True):
 # --- completions, tokens, embeddings ------------------------------------------------------------------------
 
 
-class CompletionLogprobs(_Exact, frozen=True):
+class CompletionLogprobs(Exact, frozen=True):
     """Log-probabilities of a text's tokens, one list for each fact."""
 
     tokens: list[str]
@@ -364,7 +309,7 @@ class CompletionLogprobs(_Exact, frozen=True):
     text_offset: list[int]
 
 
-class CompletionChoice(_Exact, frozen=True):
+class CompletionChoice(Exact, frozen=True):
     """One text; index = prompt × n + sample."""
 
     index: int
@@ -377,7 +322,7 @@ class CompletionChoice(_Exact, frozen=True):
     prompt_token_ids: list[int] | None
 
 
-class Completion(_Exact, frozen=True):
+class Completion(Exact, frozen=True):
     """Texts that go on with prompts."""
 
     id: str
@@ -390,7 +335,7 @@ class Completion(_Exact, frozen=True):
     metrics: dict[str, Any] | None
 
 
-class CompletionChunkChoice(_Exact, frozen=True):
+class CompletionChunkChoice(Exact, frozen=True):
     """A piece of one text."""
 
     index: int
@@ -402,7 +347,7 @@ class CompletionChunkChoice(_Exact, frozen=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class CompletionChunk(_Exact, frozen=True):
+class CompletionChunk(Exact, frozen=True):
     """One event of a stream; with usage asked for, the last one has it and no choices."""
 
     id: str
@@ -414,54 +359,7 @@ class CompletionChunk(_Exact, frozen=True):
     metrics: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-class SpeechTokens(_Exact, frozen=True):
-    """What the input was, for a voice that counts tokens; for others the characters of the text."""
-
-    text_tokens: int
-    audio_tokens: int
-
-
-class SpeechUsage(_Exact, frozen=True):
-    """What a voice read and made."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_token_details: SpeechTokens
-
-
-class SpeechEvent(_Exact, frozen=True):
-    """One event of a text that is read aloud; with sound in it the sound is base64 of bytes that concatenate."""
-
-    type: Literal["speech.audio.delta", "speech.audio.done", "speech.audio.error"]
-    audio: str | msgspec.UnsetType = msgspec.UNSET
-    response_format: Format | msgspec.UnsetType = msgspec.UNSET
-    usage: SpeechUsage | msgspec.UnsetType = msgspec.UNSET
-    error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-class SpeechResult(_Exact, frozen=True):
-    """What came of one item: a file in base64, or an error."""
-
-    index: int
-    status: Literal["success", "error"]
-    audio_data: str | msgspec.UnsetType = msgspec.UNSET
-    media_type: str | msgspec.UnsetType = msgspec.UNSET
-    usage: SpeechUsage | msgspec.UnsetType = msgspec.UNSET
-    error: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class SpeechBatch(_Exact, frozen=True):
-    """Several texts that were read aloud."""
-
-    id: str
-    total: int
-    succeeded: int
-    failed: int
-    results: list[SpeechResult]
-
-
-class Tokenized(_Exact, frozen=True):
+class Tokenized(Exact, frozen=True):
     """What a prompt comes to."""
 
     count: int
@@ -470,13 +368,13 @@ class Tokenized(_Exact, frozen=True):
     token_strs: list[str] | None
 
 
-class Detokenized(_Exact, frozen=True):
+class Detokenized(Exact, frozen=True):
     """What tokens say."""
 
     prompt: str
 
 
-class Embedding(_Exact, frozen=True):
+class Embedding(Exact, frozen=True):
     """One vector: numbers, or little-endian 32-bit floats in base64."""
 
     index: int
@@ -484,14 +382,14 @@ class Embedding(_Exact, frozen=True):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(_Exact, frozen=True):
+class EmbeddingUsage(Exact, frozen=True):
     """Tokens of the input."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingList(_Exact, frozen=True):
+class EmbeddingList(Exact, frozen=True):
     """One vector for each input."""
 
     object: Literal["list"]
@@ -500,74 +398,7 @@ class EmbeddingList(_Exact, frozen=True):
     usage: EmbeddingUsage
 
 
-class ServerLoad(_Exact, frozen=True):
+class ServerLoad(Exact, frozen=True):
     """Requests under way on the bus, of all served pipelines."""
 
     server_load: int
-
-
-# --- transcriptions -----------------------------------------------------------------------------------------
-
-
-class DurationUsage(_Exact, frozen=True):
-    """Seconds of sound, rounded up."""
-
-    type: Literal["duration"]
-    seconds: int
-
-
-class Transcription(_Exact, frozen=True):
-    """What was said; a translation has no usage."""
-
-    text: str
-    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
-
-
-class TranscribedWord(_Exact, frozen=True):
-    """A word, and when it was said, in seconds."""
-
-    word: str
-    start: float
-    end: float
-
-
-class TranscribedSegment(_Exact, frozen=True, kw_only=True):
-    """What was said from `start` to `end`, in seconds, and what the model thinks of it, where it says so."""
-
-    id: int
-    start: float
-    end: float
-    text: str
-    seek: int | msgspec.UnsetType = msgspec.UNSET
-    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
-    temperature: float | msgspec.UnsetType = msgspec.UNSET
-    avg_logprob: float | msgspec.UnsetType = msgspec.UNSET
-    compression_ratio: float | msgspec.UnsetType = msgspec.UNSET
-    no_speech_prob: float | msgspec.UnsetType = msgspec.UNSET
-
-
-class VerboseTranscription(_Exact, frozen=True, kw_only=True):
-    """What was said when; a translation has no usage."""
-
-    task: Literal["transcribe", "translate"]
-    language: str | None
-    duration: float
-    text: str
-    segments: list[TranscribedSegment] | None
-    words: list[TranscribedWord] | None
-    usage: DurationUsage | msgspec.UnsetType = msgspec.UNSET
-
-
-class TranscriptionDelta(_Exact, frozen=True):
-    """An event of a stream: what comes next of the text."""
-
-    type: Literal["transcript.text.delta"]
-    delta: str
-
-
-class TranscriptionDone(_Exact, frozen=True):
-    """The last event of a stream: the whole text."""
-
-    type: Literal["transcript.text.done"]
-    text: str
-    usage: DurationUsage

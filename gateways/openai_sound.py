@@ -111,7 +111,13 @@ class SoundRoute:
             params=dict.fromkeys(readers, params) if params else {},
             inputs={PROMPT: [Text(fields.input)]},
         )
-        encoder = StreamEncoder(fields.response_format, speed=fields.speed, is_whole=True, field="response_format")
+        encoder = StreamEncoder(
+            fields.response_format,
+            speed=fields.speed,
+            is_cut="audio_length" in params,
+            is_whole=True,
+            field="response_format",
+        )
         try:
             file = await self._collect(call, terms_of(request), encoder)
         except BadInput as error:

@@ -11,7 +11,7 @@ from aiohttp import web
 from gateways import openapi
 from gateways.event_stream import ByteStream, EventStream
 from gateways.http import KEY_NAME, read_json, terms_of
-from gateways.openai_answers import SpeechEvent
+from gateways.openai_audio_answers import SpeechEvent
 from gateways.openai_chat import HEADERS
 from gateways.openai_speech_body import Speech, parse, voice_named
 from gateways.utterance import Utterance

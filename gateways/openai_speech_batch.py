@@ -11,7 +11,7 @@ from aiohttp import web
 from gateways import openapi
 from gateways.fields import refusal
 from gateways.http import BODY_BYTES, KEY_NAME, REQUEST_ID, Terms, read_json, terms_of
-from gateways.openai_answers import SpeechBatch
+from gateways.openai_audio_answers import SpeechBatch
 from gateways.openai_chat import HEADERS
 from gateways.openai_fields import flatten, optional
 from gateways.openai_speech_body import schema as speech_schema

@@ -13,7 +13,7 @@ from gateways import openai_transcriptions_body as body
 from gateways.event_stream import EventStream
 from gateways.fan_out import Call, run_all
 from gateways.http import json_response, terms_of
-from gateways.openai_answers import (
+from gateways.openai_audio_answers import (
     DurationUsage,
     TranscribedSegment,
     TranscribedWord,
@@ -27,20 +27,22 @@ from gateways.openai_models import SOUND
 from gateways.openai_refusals import renamed
 from gateways.openapi import Answer, Operation
 from gateways.problems import Problem, to_problem
-from gateways.subtitles import Cue, srt, vtt
+from gateways.subtitles import Cue, cues_of, srt, vtt
 from omni_bus.client import End, Item
 from omni_bus.errors import BadFrame, BadInput, OmniBusError
+from omni_bus.media.sound import slices
 from omni_bus.media.spool import Spool
-from omni_bus.wire.payloads import Audio, Blob, Json, Text, size_of
+from omni_bus.wire.payloads import Json, Text, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gateways.forms import FormOptions
     from gateways.media import MediaReader
     from gateways.openai_transcriptions_body import Task
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.wire.payloads import Audio
 
 PATHS: dict[Task, str] = {"transcribe": "/v1/audio/transcriptions", "translate": "/v1/audio/translations"}
 
@@ -167,7 +169,7 @@ class TranscriptionRoutes:
             pipeline=wanted.pipeline.name,
             outputs=wanted.outputs,
             params=dict.fromkeys(wanted.writers, wanted.params) if wanted.params else {},
-            inputs={SOUND: list(_pieces(sound))},
+            inputs={SOUND: list(slices(sound, PIECE_FRAMES))},
         )
         try:
             if wanted.is_streamed:
@@ -210,12 +212,6 @@ class TranscriptionRoutes:
         return stream.response
 
 
-def _pieces(sound: Audio) -> Iterator[Audio]:
-    view, size = sound.data.view, 2 * PIECE_FRAMES
-    for start in range(0, len(view), size):
-        yield Audio(sound.rate_hz, 1, "s16", Blob(view[start : start + size]))
-
-
 def _refused(error: BadInput, wanted: body.Transcription) -> BadInput:
     if error.field == "task":
         name = wanted.pipeline.serve_as
@@ -248,7 +244,7 @@ def _rendered(wanted: body.Transcription, heard: _Heard, sound: Audio) -> web.Re
 
 def _cues(heard: _Heard) -> list[Cue]:
     try:
-        return [Cue(each["start"], each["end"], each["text"].strip()) for each in heard.segments]
+        return cues_of(heard.segments)
     except (KeyError, AttributeError) as error:
         raise _no_segment() from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from gateways import openai_answers as answers
+from gateways import openai_audio_answers as answers
 from gateways.forms import FRAMING_BYTES, read_form
 from gateways.http import KEY_NAME, json_response
 from gateways.openai_files import FilesOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,15 @@ class Cue(msgspec.Struct, frozen=True):
     start: float
     end: float
     text: str
+
+
+def cues_of(segments: Iterable[dict[str, Any]]) -> list[Cue]:
+    """Return the cues of a recogniser's segments.
+
+    Raises:
+        KeyError, AttributeError: one that is no segment.
+    """
+    return [Cue(each["start"], each["end"], each["text"].strip()) for each in segments]
 
 
 def srt(cues: Iterable[Cue]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from gateways.fields import refusal
 from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def read_name(text: str) -> str:
     is_path = name in (".", "..") or "/" in name or "\\" in name
     if not name or len(name) > MAX_NAME_CHARS or not name.isprintable() or is_path:
         allowed = f"1 to {MAX_NAME_CHARS} printable characters without / and \\, and neither . nor .."
-        raise BadInput(f"name: {text[:40]!r} came (allowed: {allowed})", field="name")
+        raise refusal("name", text, allowed)
     return name
 
 

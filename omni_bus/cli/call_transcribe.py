@@ -14,7 +14,7 @@ from gateways.fan_out import Call, run_all
 from gateways.http import Terms
 from gateways.openai_models import SEGMENTS, SOUND, can_transcribe
 from gateways.openai_transcriptions import PIECE_FRAMES, RATE_HZ
-from gateways.subtitles import Cue, srt, vtt
+from gateways.subtitles import cues_of, srt, vtt
 from omni_bus.cli import request
 from omni_bus.cli.visit import visit
 from omni_bus.client import End, Item
@@ -156,5 +156,5 @@ def _rendered(fmt: str, heard: _Heard, sound: Audio) -> str:
             "segments": heard.segments,
         }
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-    cues = [Cue(each["start"], each["end"], each["text"].strip()) for each in heard.segments]
+    cues = cues_of(heard.segments)
     return srt(cues) if fmt == "srt" else vtt(cues)

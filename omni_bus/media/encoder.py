@@ -118,6 +118,7 @@ class StreamEncoder:
         fmt: of the bytes.
         rate_hz: of the result; 0 for that of the sound.
         speed: 2 is twice as fast, at the same pitch.
+        is_cut: the sound was cut out of a longer one, and its ends are to be faded.
         is_whole: the file is read when it is complete. It has its sizes in its head, and comes from `finish` alone.
         field: what the caller calls the format, for refusals.
 
@@ -131,6 +132,7 @@ class StreamEncoder:
         *,
         rate_hz: int = 0,
         speed: float = 1.0,
+        is_cut: bool = False,
         is_whole: bool = False,
         field: str = "audio.format",
     ) -> None:
@@ -146,6 +148,7 @@ class StreamEncoder:
         self.channels = 0
         """Of the result; known once something was fed."""
         self._speed = speed
+        self._is_cut = is_cut
         self._is_whole = is_whole
         self._field = field
         self._shaper: Shaper | None = None
@@ -157,6 +160,7 @@ class StreamEncoder:
             self.format not in _CODECS
             and audio.format == "s16"
             and self._speed == 1
+            and not self._is_cut
             and self.rate_hz in (0, audio.rate_hz)
         )
 
@@ -195,7 +199,7 @@ class StreamEncoder:
                 self.rate_hz = next((rate for rate in codec.rates_hz if rate >= self.rate_hz), codec.rates_hz[-1])
             self.channels = min(audio.channels, codec.max_channels)
             writer = _AvWriter(codec, self.rate_hz, audio.channels, self.channels, is_whole=self._is_whole)
-        return Shaper(audio, rate_hz=self.rate_hz, speed=self._speed), writer
+        return Shaper(audio, rate_hz=self.rate_hz, speed=self._speed, is_cut=self._is_cut), writer
 
 
 def _check_installed(module: str, name: str, field: str, value: str, allowed: str) -> None:

@@ -1,4 +1,4 @@
-"""PCM sound, piece by piece: rate, tempo, channels and peaks; pieces of any size come to the same samples.
+"""PCM sound, piece by piece: rate, tempo, cuts, channels and peaks; pieces of any size come to the same samples.
 
 numpy, soxr and PyAV are imported when they are first needed, so that a gateway whose sound needs nothing done to it
 stays small. Everything here blocks: it belongs on an `EncodingPool`, or in a process of its own.
@@ -28,6 +28,9 @@ LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "
 
 LIMITER_WINDOW_S = 0.01
 """The gain begins to fall so long before a peak, and is back so long after it."""
+
+FADE_S = 0.005
+"""Of each end of a sound that was cut."""
 
 _TEMPO_BLOCK_FRAMES = 512
 """What the tempo filter is fed at a time: what it makes depends, by a few samples, on how it is fed."""
@@ -274,6 +277,34 @@ class Limiter:
         return (made * gain[:, None]).astype(made.dtype)
 
 
+class Fader:
+    """Lets sound that was cut out of a longer one swell from silence and die away: a cut through a wave is a click."""
+
+    def __init__(self, rate_hz: int, channels: int) -> None:
+        import numpy as np
+
+        num_frames = max(1, round(FADE_S * rate_hz))
+        self._ramp = (0.5 - 0.5 * np.cos(np.pi * np.arange(num_frames) / num_frames)).astype(np.float32)[:, None]
+        self._num_in = 0
+        self._waiting: Samples = np.zeros((0, channels), np.float32)
+
+    def feed(self, samples: Samples) -> Samples:
+        """Return what is ready: all but what may be the end."""
+        import numpy as np
+
+        ramp = self._ramp[self._num_in :][: len(samples)]
+        self._num_in += len(samples)
+        samples = np.concatenate([samples[: len(ramp)] * ramp, samples[len(ramp) :]])
+        held = np.concatenate([self._waiting, samples])
+        num_ready = max(0, len(held) - len(self._ramp))
+        self._waiting = held[num_ready:]
+        return held[:num_ready]
+
+    def finish(self) -> Samples:
+        """Return the rest."""
+        return self._waiting * self._ramp[: len(self._waiting)][::-1]
+
+
 class Shaper:
     """From sound as a stage makes it to s16 samples at another speed and rate.
 
@@ -283,18 +314,21 @@ class Shaper:
         audio: the first piece, for its form; all others have the same.
         rate_hz: of the result.
         speed: 2 is twice as fast.
+        is_cut: both ends are cuts, to be faded.
 
     Raises:
         BadInput: more channels than can be worked on.
     """
 
-    def __init__(self, audio: Audio, *, rate_hz: int, speed: float = 1.0) -> None:
+    def __init__(self, audio: Audio, *, rate_hz: int, speed: float = 1.0, is_cut: bool = False) -> None:
         self._first = audio
-        self._filters: list[Tempo | Resampler | Limiter] = []
+        self._filters: list[Tempo | Resampler | Fader | Limiter] = []
         if speed != 1:
             self._filters.append(Tempo(speed, audio.rate_hz, audio.channels))
         if rate_hz != audio.rate_hz:
             self._filters.append(Resampler(audio.rate_hz, rate_hz, audio.channels))
+        if is_cut:
+            self._filters.append(Fader(rate_hz, audio.channels))
         if self._filters or audio.format != "s16":
             # Whatever is filtered may swing beyond full scale, even if what came did not.
             self._filters.append(Limiter(rate_hz, audio.channels))

@@ -161,7 +161,20 @@ class TestSpeech:
         assert slow > 2.5 * fast
 
     @pytest.mark.parametrize(
-        "text", ["", "   \n\n", "😀🎉", "...", "—", "```\ncode = 1\n```", "漢字", "**", "\x00\u202e", "| --- |"]
+        "text",
+        [
+            "",
+            "   \n\n",
+            "😀🎉",
+            "...",
+            "—",
+            "```\ncode = 1\n```",
+            "漢字",
+            "你好，世界。",
+            "**",
+            "\x00\u202e",
+            "| --- |",
+        ],
     )
     async def test_nothing_speakable_gives_no_audio_and_finishes(self, engine: HibariVoice, text: str) -> None:
         spoken = await run_streaming(engine, written(text))

@@ -105,6 +105,13 @@ async def test_english_model_refuses_more_by_name(engine: Whisper, params: dict[
         await run_streaming(engine, {"audio": sound(pcm_of("bicycle"))}, params)
 
 
+async def test_english_model_knows_the_language_of_silence(engine: Whisper) -> None:
+    spoken = await planned(engine, list(sound(silence(1.0))), [])
+
+    assert spoken.outputs == []
+    assert spoken.finish.detail == {"seconds": 0.0, "language": "en"}
+
+
 async def test_parameters_reach_the_model(engine: Whisper) -> None:
     audio = {"audio": sound(pcm_of("bottles"))}
 
@@ -118,6 +125,13 @@ async def test_parameters_reach_the_model(engine: Whisper) -> None:
     assert len(words_of(short.text)) < 6
     said = [word["word"] for segment in timed.port("segments") for word in segment.value["words"]]
     assert words_of(" ".join(said)) == words_of(timed.text)
+
+
+async def test_windows_leave_no_lines_in_the_log(engine: Whisper, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        await run_streaming(engine, {"audio": sound(silence(1.0))})
+
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("missing", FILES)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parrot import Parrot  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import Running, running
-from gateways.openai_answers import SpeechEvent
+from gateways.openai_audio_answers import SpeechEvent
 from omni_bus.media.encoder import MEDIA_TYPES, wav_header
 
 SPEECH = "/v1/audio/speech"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parrot import Parrot  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import Running, running
-from gateways.openai_answers import SpeechBatch
+from gateways.openai_audio_answers import SpeechBatch
 
 BATCH = "/v1/audio/speech/batch"
 TOML = """

@@ -1,4 +1,4 @@
-"""Rate, tempo and peaks: right for the whole, and the same whatever pieces the sound comes in."""
+"""Rate, tempo, peaks and fades: right for the whole, and the same whatever pieces the sound comes in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from omni_bus.errors import BadInput
 from omni_bus.media.sound import (
+    FADE_S,
+    Fader,
     Limiter,
     Resampler,
     Shaper,
@@ -171,3 +173,37 @@ def test_slices_join_to_the_whole(kind) -> None:
     assert [piece.num_frames for piece in pieces] == [300, 300, 300, 100]
     assert bytes(join(pieces).data.view) == bytes(audio.data.view)
     assert list(slices(audio, 1000)) == [audio]
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_cut_sound_begins_and_ends_in_silence_and_keeps_its_middle(channels: int) -> None:
+    samples = np.full((2400, channels), 0.5, np.float32)
+    edge = round(FADE_S * RATE_HZ)
+
+    made = fed(Fader(RATE_HZ, channels), samples, ODD)
+
+    assert np.array_equal(made, fed(Fader(RATE_HZ, channels), samples, (2400,)))
+    assert np.array_equal(made[edge:-edge], samples[edge:-edge])
+    assert np.array_equal(made[[0, -1]], np.zeros((2, channels)))
+    assert np.all(np.diff(made[:edge, 0]) > 0)
+    assert np.array_equal(made[:edge], made[: -edge - 1 : -1])
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 2, 119, 121])
+def test_the_shortest_cut_sounds_keep_their_length(num_frames: int) -> None:
+    made = fed(Fader(RATE_HZ, 1), np.full((num_frames, 1), 0.5, np.float32), (1,))
+
+    assert made.shape == (num_frames, 1)
+    assert not made[:1].any()
+    assert not made[-1:].any()
+
+
+def test_only_cut_sound_is_faded() -> None:
+    audio = s16(wave(1000))
+    cut, whole = (Shaper(audio, rate_hz=RATE_HZ, is_cut=is_cut) for is_cut in (True, False))
+
+    faded = cut.feed(audio) + cut.finish()
+
+    assert whole.feed(audio) + whole.finish() == bytes(audio.data.view)
+    assert (faded[:2], faded[-2:]) == (bytes(2), bytes(2))
+    assert faded[240:-240] == bytes(audio.data.view)[240:-240]

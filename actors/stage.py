@@ -245,7 +245,8 @@ class StageActor:
         if level == self._level:
             return None
         if level and self._level:
-            return BadInput(f"level: {level} came while it sleeps at level {self._level} (allowed: 0)", field="level")
+            allowed = f"{self._level}, at which it sleeps, until it is woken"
+            return BadInput(f"level: {level} came (allowed: {allowed})", field="level")
         call = (lambda: self.engine.sleep(level)) if level else (lambda: self.engine.wake(self._report))
         try:
             await self._thread.run(call)

@@ -30,10 +30,10 @@ from gateways import (
     openai_voices,
     openapi,
     realtime,
-    rest,
+    sleep,
     speech_stream,
 )
-from gateways.health import Health, report
+from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
@@ -96,8 +96,8 @@ class OpenAIGateway(HttpGateway):
         super().__init__(*args, **kwargs)
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
-        self._health = Health(self.client)
-        self._measures = Health(self.client, "metrics")
+        self._health = ActorRows(self.client)
+        self._measures = ActorRows(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -123,7 +123,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
-        self._rest = rest.RestRoutes(self.control, self.pipelines)
+        self._sleep = sleep.SleepRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )
@@ -176,8 +176,8 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/load", self._get_load)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/is_sleeping", self._get_is_sleeping)
-        app.router.add_post("/sleep", self._rest.sleep)
-        app.router.add_post("/wake_up", self._rest.wake_up)
+        app.router.add_post("/sleep", self._sleep.sleep)
+        app.router.add_post("/wake_up", self._sleep.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -256,7 +256,7 @@ class OpenAIGateway(HttpGateway):
         rows = await self._health.rows()
         if rows is None:
             raise Unavailable("the coordinator does not answer")
-        return self._rest.is_sleeping(rows)
+        return self._sleep.is_sleeping(rows)
 
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
@@ -300,62 +300,22 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 
 def operations() -> list[Operation]:
     """Describe every route; a test compares this with the router."""
+    health = "Whether every stage of every served pipeline has a live and ready replica"
     ping = {status: Answer(description=words) for status, words in ((200, "it serves"), (503, "it does not"))}
-    json = "application/json"
+    model = {"model": "a name that is served; it may contain slashes"}
     return [
-        Operation(
-            method="get",
-            path="/health",
-            name="health",
-            summary="Whether every stage of every served pipeline has a live and ready replica",
-            answers={
-                200: Answer(description="all have", content={json: answers.Health}),
-                503: Answer(description="some have none", content={json: answers.Health}),
-            },
-        ),
+        _told("/health", "health", health, answers.Health, statuses=(200, 503)),
         *(
             Operation(method=method, path="/ping", name=f"ping_{method}", summary="Health in one status", answers=ping)
             for method in ("get", "head", "post")
         ),
-        Operation(
-            method="get",
-            path="/version",
-            name="version",
-            summary="The server's version",
-            answers={200: Answer(description="the version", content={json: answers.Version})},
-        ),
-        Operation(
-            method="get",
-            path="/openapi.json",
-            name="openapi",
-            summary="This document",
-            answers={200: Answer(description="OpenAPI 3.1", content={json: {"type": "object"}})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models",
-            name="list_models",
-            summary="The pipelines, by all their names",
-            answers={200: Answer(description="the list", content={json: answers.ModelList})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models/{model}",
-            name="retrieve_model",
-            summary="One pipeline",
-            parameters={"model": "a name that is served; it may contain slashes"},
-            answers={200: Answer(description="the model", content={json: answers.Model})},
-            errors=(404,),
-        ),
-        Operation(
-            method="get",
-            path="/load",
-            name="load",
-            summary="How many requests are under way",
-            answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
-        ),
+        _told("/version", "version", "The server's version", answers.Version),
+        _told("/openapi.json", "openapi", "This document, OpenAPI 3.1", {"type": "object"}),
+        _told("/v1/models", "list_models", "The pipelines, by all their names", answers.ModelList),
+        _told("/v1/models/{model}", "retrieve_model", "One pipeline", answers.Model, parameters=model, errors=(404,)),
+        _told("/load", "load", "How many requests are under way", answers.ServerLoad),
         METRICS,
-        *rest.OPERATIONS,
+        *sleep.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,
@@ -368,3 +328,13 @@ def operations() -> list[Operation]:
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]
+
+
+def _told(
+    path: str, name: str, summary: str, schema: Any, *, statuses: tuple[int, ...] = (200,), **more: Any
+) -> Operation:
+    """Describe a route that tells something as JSON."""
+    answer = Answer(description=summary, content={"application/json": schema})
+    return Operation(
+        method="get", path=path, name=name, summary=summary, answers=dict.fromkeys(statuses, answer), **more
+    )

@@ -136,6 +136,10 @@ class Engine(ABC):
     is_idempotent: ClassVar[bool] = True
     """Whether a request that has emitted nothing may be run again elsewhere."""
 
+    sleep_levels: ClassVar[frozenset[int]] = frozenset()
+    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
+    `unload`, and so must `close`."""
+
     context_length: int | None = None
     """Tokens of prompt and answer together, set by `load`; None where there is no such limit."""
 
@@ -182,10 +186,6 @@ class Engine(ABC):
         """
         return ()
 
-    sleep_levels: ClassVar[frozenset[int]] = frozenset()
-    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
-    `unload`, and so must `close`."""
-
     def sleep(self, level: int) -> None:
         """Give memory back until `wake`; called with no request left. Unloads the engine by default.
 
@@ -196,9 +196,8 @@ class Engine(ABC):
             BadInput: the engine can't sleep so; it is as before.
         """
         if level not in self.sleep_levels:
-            allowed = (
-                ", ".join(map(str, sorted(self.sleep_levels))) or f"none, stage '{self.context.stage}' can't sleep"
-            )
+            levels = ", ".join(map(str, sorted(self.sleep_levels)))
+            allowed = levels or f"none, stage '{self.context.stage}' can't sleep"
             raise BadInput(f"level: {level} came (allowed: {allowed})", field="level")
         self.unload()
 
@@ -215,7 +214,7 @@ class Engine(ABC):
         self.load(report)
 
     def close(self) -> None:
-        """Give everything back; called once, with none left."""
+        """Give everything back, with no request left; called at the end, and by the default `unload`."""
 
 
 class Inputs(ABC):

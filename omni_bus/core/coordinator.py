@@ -563,15 +563,15 @@ class CoordinatorCore:
         if frame.op not in OPERATIONS:
             raise unknown_name("operation", frame.op, OPERATIONS, field="op")
         if frame.op in SUPERVISED and actor.role != "supervisor":
-            raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
+            raise BadInput(f"operation '{frame.op}' is the supervisor's, to which `omni-bus` gives orders", field="op")
         match frame.op:
             case "health" | "metrics":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
                 absent = self._roster.absent(now)
+                marks, wants_metrics = self._roster.marks, frame.op == "metrics"
                 return self._health.begin(
-                    *(actor.peer, frame.call, others, absent, now, self._roster.marks),
-                    wants_metrics=frame.op == "metrics",
+                    actor.peer, frame.call, others, absent, now, marks, wants_metrics=wants_metrics
                 )
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]

@@ -428,6 +428,19 @@ async def test_a_gateway_that_stops_lets_an_answer_end_and_says_goodbye() -> Non
         assert await stopping
 
 
+async def test_a_gateway_with_a_successor_sends_those_there_who_can_come_back() -> None:
+    async with deployed() as deployment, connected(deployment) as stays:
+        await stays.hear()
+        async with connected(deployment, f"{DUPLEX}&model=synthetic-sessions") as goes:
+            await goes.hear()
+            retiring = asyncio.create_task(deployment.gateway.retire())
+            assert (await goes.end())[0] == 1001
+        await stays.ask("Hello")
+        await stays.until("response.done")
+        await stays.socket.close()
+        await retiring
+
+
 async def test_who_leaves_takes_the_session_and_all_its_work_along() -> None:
     async with deployed(("tokens = 3", "tokens = 4000")) as deployment:
         async with connected(deployment) as client:

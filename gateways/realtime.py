@@ -29,7 +29,7 @@ from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codec import payload_of, server_event
 from omni_bus.core.session.codes import Code, SessionError
-from omni_bus.errors import OmniBusError
+from omni_bus.errors import OmniBusError, Refused
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ class _Attachment:
             await self._tell(SessionError(Code.STOPPING, STOPPING))
             await self._close(WSCloseCode.GOING_AWAY, STOPPING)
         except OmniBusError as error:
-            await self._tell(SessionError(Code.ENGINE_FAILED, scrub(to_problem(error).message)))
+            code = Code.TOO_MANY_RESPONSES if isinstance(error, Refused) else Code.ENGINE_FAILED
+            await self._tell(SessionError(code, scrub(to_problem(error).message)))
             if self._route.draining.is_set():
                 await self._close(WSCloseCode.GOING_AWAY, STOPPING)
             raise

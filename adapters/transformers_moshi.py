@@ -178,9 +178,7 @@ class TransformersMoshi(SessionEngine):
         if config.model_type != "moshi":
             raise loader.refused(f"it is of type '{config.model_type}' (allowed: moshi)")
         self._tokenizer = loader.part("loading tokenizer", transformers.AutoTokenizer)
-        model = loader.weights(
-            transformers.MoshiForConditionalGeneration, is_complete=True, attn_implementation="sdpa"
-        )
+        model = loader.weights(transformers.MoshiForConditionalGeneration, is_complete=True, attn_implementation="sdpa")
         codec, rows = model.audio_encoder, self.options.max_num_seqs
         if not hasattr(getattr(codec, "encoder", None), "encoder_seanet"):
             raise loader.refused(f"its codec is of type '{codec.config.model_type}' (allowed: mimi, transformers 5.24)")

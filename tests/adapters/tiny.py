@@ -222,6 +222,7 @@ def moshi(folder: Path) -> str:
         },
     )
     model = enliven(transformers.MoshiForConditionalGeneration(config))
+    model.audio_encoder.encoder.downsample.conv.weight.data *= 6.0  # so that different sound has different codes
     _fill_codebooks(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,14 +1,14 @@
 """Moshi of transformers as a session engine: it hears and speaks at the same time, and writes down what it says.
 
-All open sessions advance together, a frame of 80 ms in each step: one pass of the codec and of the language model, with a row
-for each session (`adapters.moshi_model`). Sessions come and go between any two frames. A session whose sound is late
-hears silence; of sound that waits too long the oldest is dropped, so that the conversation stays in the present.
+All open sessions advance together, a frame of 80 ms in each step: one pass of the codec and of the language model, with
+a row for each session (`adapters.moshi_model`). Sessions come and go between any two frames. A session whose sound is
+late hears silence; of sound that waits too long the oldest is dropped, so that the conversation stays in the present.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    import torch
 
     from omni_bus.engine import Context, Report
     from omni_bus.ids import RequestId
@@ -50,8 +49,8 @@ class MoshiOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_field
     max_num_seqs: Annotated[int, Meta(ge=1, le=64)] = 4
     """Sessions at once. Each step computes as many rows, however many sessions are open."""
     frame_period_s: Annotated[float, Meta(ge=0, le=10)] = 0.08
-    """Seconds from one frame to the next. 0: whenever a frame of sound has come, without silence for late sound; sound of
-    files is so answered faster than it was spoken."""
+    """Seconds from one frame to the next. 0: whenever a frame of sound has come, without silence for late sound; so the
+    sound of files is answered faster than it was spoken."""
     max_waiting_s: Annotated[float, Meta(gt=0, le=600)] = 2.0
     """Sound of one session that may wait; of more, the oldest is dropped, or with a period of 0 worked off at once."""
 

@@ -17,7 +17,7 @@ import tiny  # type: ignore[import-not-found] (put on the path above)
 from adapters.moshi_model import MAX_TOP_K
 from adapters.transformers_moshi import MoshiParams, TransformersMoshi
 from omni_bus.engine import EngineRequest, Finished, Output, Starved
-from omni_bus.errors import BadInput, Overloaded, StartFailed
+from omni_bus.errors import BadInput, ConfigError, Overloaded, StartFailed
 from omni_bus.testing import StepDriver, make_engine
 from omni_bus.wire.payloads import Audio, Blob, Text
 
@@ -268,5 +268,5 @@ def test_bad_sound_ends_its_session_only(engine: TransformersMoshi, payload: Any
 def test_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match=r"it is of type 'csm' \(allowed: moshi\)"):
         make_engine(TransformersMoshi, {"model": tiny.csm(tmp_path)})
-    with pytest.raises(StartFailed, match="model:.*has no config.json"):
+    with pytest.raises(ConfigError, match=r"model:.*has no config\.json"):
         make_engine(TransformersMoshi, {"model": "/nowhere"})

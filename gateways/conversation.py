@@ -74,6 +74,8 @@ class Microphone:
         """Send until the end."""
         loop = asyncio.get_running_loop()
         due_at = loop.time()
+        # Stages hear of a request with its first input: the model may speak first, and refuses what it can't honour.
+        await self._send(b"")
         while True:
             while not self._pieces:
                 if self._is_over:
@@ -81,12 +83,15 @@ class Microphone:
                     return
                 await self._until_changed()
             piece = self._pieces.popleft()
+            self._add(-len(piece))
             if self._max_lead_s:
                 # What is sent was spoken by `due_at`; a pause of the client gives no right to a longer lead later.
                 due_at = max(due_at, loop.time()) + len(piece) / RATE_HZ
                 await asyncio.sleep(due_at - loop.time() - self._max_lead_s)
-            self._add(-len(piece))
-            await self._call.send(AUDIO, Audio(RATE_HZ, 1, "f32", Blob(piece.astype("<f4").tobytes())))
+            await self._send(piece.astype("<f4").tobytes())
+
+    async def _send(self, data: bytes) -> None:
+        await self._call.send(AUDIO, Audio(RATE_HZ, 1, "f32", Blob(data)))
 
     def _drop(self, excess: int) -> None:
         oldest = self._pieces.popleft()

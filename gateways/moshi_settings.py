@@ -23,6 +23,9 @@ IGNORED = frozenset(
 OPTIONAL = frozenset({"text_temperature", "text_topk", "audio_temperature", "audio_topk", "text_seed"})
 """What web clients always send as well: without effect where no stage has it."""
 
+WORDS = frozenset({"text_prompt", "voice_prompt", "model"})
+"""Settings that are no numbers."""
+
 NAMES = {"text_prompt": "instructions", "voice_prompt": "voice", "text_seed": "seed"}
 """Parameters of stages that the protocol calls otherwise."""
 
@@ -59,14 +62,8 @@ def settings_of(query: Mapping[str, str]) -> Settings:
     for field in names:
         text = query.get(field.encode_name, "")
         if text and text != "null":
-            values[field.encode_name] = (
-                text if field.type is not None and _is_text(field.encode_name) else _number(text)
-            )
+            values[field.encode_name] = text if field.encode_name in WORDS else _number(text)
     return read_fields(Settings, values)
-
-
-def _is_text(name: str) -> bool:
-    return name in ("text_prompt", "voice_prompt", "model")
 
 
 def _number(text: str) -> Any:

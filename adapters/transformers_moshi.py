@@ -202,8 +202,8 @@ class TransformersMoshi(SessionEngine):
         """Let go of the weights and of all sessions' state."""
         for id_ in list(self._sessions):
             self.abort(id_)
-        for name in ("_model", "_mimi", "_moshi", "_tokenizer"):
-            self.__dict__.pop(name, None)
+        for name in ("_model", "_mimi", "_moshi", "_tokenizer", "_no_noise"):
+            vars(self).pop(name, None)
 
     def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
         """Open a session.

@@ -5,6 +5,7 @@ Any pipeline that hears sound and speaks while it hears can be served, a live co
 
 from __future__ import annotations
 
+import importlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,7 @@ class MoshiGateway(HttpGateway):
         dialect = ChatDialect(socket, self._pool, write_timeout_s=self._limits.write_timeout_s)
         try:
             settings = settings_of(request.query)
+            await dialect.load()
             await self._serve(request, dialect, settings, drops_oldest=True)
         except Refused:
             raise  # a client without a conversation gets no message, but the code 1013
@@ -169,9 +171,12 @@ class ChatDialect(Dialect):
 
     early: Samples | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reader, self._writer = OpusReader(), OpusWriter()
+    _reader: OpusReader
+    _writer: OpusWriter
+
+    async def load(self) -> None:
+        """Make the codecs, whose library may have to be loaded first."""
+        self._reader, self._writer = await self.pool.run(lambda: (OpusReader(), OpusWriter()))
 
     async def begin(self, pipeline: Pipeline) -> None:
         """Say that the model hears: a client opens its microphone on that."""
@@ -213,6 +218,7 @@ class DuplexDialect(Dialect):
 
     async def opened(self, timeout_s: float) -> Settings | None:
         """Wait until the client opens its conversation; None if it leaves before."""
+        await self.pool.run(importlib.import_module, "numpy")  # a tenth of a second that others would wait
         while (message := await self.receive(timeout_s)) is not None:
             if message.type is WSMsgType.BINARY:
                 self.early = await self._samples(message.data)

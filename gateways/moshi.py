@@ -5,6 +5,7 @@ Any pipeline that hears sound and speaks while it hears can be served, a live co
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,8 @@ from gateways.http import HttpGateway, HttpOptions, json_response, terms_of
 from gateways.moshi_settings import Settings, model_of, params_of, settings_of
 from gateways.openai_models import models_of
 from gateways.problems import Problem, to_problem
-from omni_bus.errors import BadInput, OmniBusError, Refused
+from omni_bus.errors import BadInput, OmniBusError, Refused, Unavailable
+from omni_bus.gateway import STOPPING
 from omni_bus.media.encode import EncodingPool
 from omni_bus.media.opus import RATE_HZ, OpusReader, OpusWriter, missing_package
 
@@ -125,7 +127,7 @@ class MoshiGateway(HttpGateway):
         socket = await websockets.upgrade(request, max_message_bytes=MAX_DUPLEX_BYTES, may_compress=False)
         dialect = DuplexDialect(socket, self._pool, write_timeout_s=self._limits.write_timeout_s)
         try:
-            settings = await dialect.opened(self._limits.idle_timeout_s)
+            settings = await self._opened(dialect)
             if settings is not None and await self._serve(request, dialect, settings, drops_oldest=False):
                 await dialect.say({"type": "done"})
         except Refused:
@@ -135,6 +137,20 @@ class MoshiGateway(HttpGateway):
             raise
         await socket.close()
         return socket
+
+    async def _opened(self, dialect: DuplexDialect) -> Settings | None:
+        """Wait for a client that opens its conversation, unless the server stops before."""
+        opening = asyncio.ensure_future(dialect.opened(self._limits.idle_timeout_s))
+        stopping = asyncio.ensure_future(self.draining.wait())
+        try:
+            await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                raise Unavailable(STOPPING)
+            return opening.result()
+        finally:
+            opening.cancel()
+            stopping.cancel()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
 
     async def _serve(
         self, request: web.Request, dialect: ChatDialect | DuplexDialect, settings: Settings, *, drops_oldest: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -66,12 +68,12 @@ def settings_of(query: Mapping[str, str]) -> Settings:
     return read_fields(Settings, values)
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> int | float | str:
+    """Return the number that a text says; the text itself, which no field takes, if it says none."""
     for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+        with suppress(ValueError, OverflowError):
+            if math.isfinite(number := kind(text)):
+                return number
     return text
 
 

@@ -152,6 +152,8 @@ async def test_chat_ignores_tags_that_mean_nothing_and_tells_of_text(deployment:
         ("/api/chat", b"\x01" + b"garbage" * 50, 1008, "audio: it can't be decoded"),
         ("/api/chat", b"\x01" + bytes(20_000), 1009, ""),
         ("/api/chat?seed=x", None, 1008, "seed: 'x' came (allowed: an integer"),
+        ("/api/chat?text_temperature=nan", None, 1008, "text_temperature: 'nan' came (allowed: a number from 0"),
+        (f"/api/chat?audio_topk={'9' * 400}", None, 1008, "audio_topk: '9"),
         ("/api/chat?audio_topk=0", None, 1008, "audio_topk: 0 came (allowed: an integer from 1"),
         ("/api/chat?voice_prompt=../x.pt", None, 1008, "voice_prompt: '../x.pt' came (allowed: the name of a file"),
         ("/api/chat?voice_prompt=NATF2.pt", None, 1008, "voice_prompt: 'NATF2.pt' came (allowed with 'echo': nothing"),
@@ -324,6 +326,34 @@ async def test_health_needs_no_key_and_conversations_do() -> None:
         url = f"ws://127.0.0.1:{deployment.port}/api/chat"
         async with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
             assert await socket.recv() == b"\x00"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/audio/duplex"])
+async def test_server_that_stops_says_so(deployment: Running, path: str) -> None:
+    """A conversation has no end of its own: it goes on while the drain lasts."""
+    writer = sphn.OpusStreamWriter(24_000)
+    async with dial(deployment, path) as socket:
+        is_chat = path == "/api/chat"
+        await socket.send(b"\x01" + writer.append_pcm(tone(1)) if is_chat else tone(1).tobytes())
+        await socket.recv()
+        draining = asyncio.create_task(deployment.gateway.server.drain(0.2))
+        messages, code, reason = await end(socket)
+        await draining
+
+    assert code == 1013
+    assert "stopping" in reason
+    last = messages[-1][1:].decode() if is_chat else json.loads(messages[-1])["error"]
+    assert "stopping" in last
+
+
+async def test_client_that_has_not_opened_is_closed_when_the_server_stops(deployment: Running) -> None:
+    async with dial(deployment, "/v1/audio/duplex") as socket:
+        await socket.ping()
+        draining = asyncio.create_task(deployment.gateway.server.drain(30.0))
+        _, code, reason = await end(socket)
+        assert await draining
+
+    assert (code, "stopping" in reason) == (1013, True)
 
 
 async def test_silent_client_loses_its_conversation() -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
-from actors.supervisor import EXIT_GRACE_S, Phase
+from actors.process import Phase
+from actors.supervisor import EXIT_GRACE_S
 from adapters import ADAPTERS
 from omni_bus.config.graph import slot_problems
 from omni_bus.config.layer import show_path
@@ -45,7 +46,8 @@ from omni_bus.runtime.signals import RETIRE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable
 
-    from actors.supervisor import Process, Supervisor
+    from actors.process import Process
+    from actors.supervisor import Supervisor
     from omni_bus.runtime.deployment import Deployment
 
 logger = logging.getLogger(__name__)
@@ -241,13 +243,17 @@ class Operations:
             for name in names:
                 say(News(name, "draining"))
             left = await self._until_idle(names, patience)
-            if left and not patience.is_forced:
+            if left:
                 await self._arrange_asleep(_without(self._deployment.asleep, new))
-                raise Unfinished(NOT_CLEAN, f"{_in_words(left, patience)}, so it stays awake (--force ends them)")
+                words = f"{_in_words(left, patience)}, so it stays awake"
+                if patience.is_forced:
+                    raise Unfinished(NOT_POSSIBLE, f"{words}; told to end them, it has not after {CUT_S:g} s more")
+                raise Unfinished(NOT_CLEAN, f"{words} (--force ends them)")
             failed = (await self._rest(names, order.level))["failed"]
-            await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
+            if failed:
+                await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
             for name in names:
-                say(News(name, "ready" if name in failed else "asleep"))
+                say(News(name, "asleep" if name in self._deployment.asleep else "ready"))
             _raise_failed(failed)
         return _done(f"{', '.join(names)}: asleep at level {order.level}", patience)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from adapters import ADAPTERS
+from omni_bus.client import BusClient
 from omni_bus.config.schema import StageConfig
 from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Stall, Start, Step, Suspend
 from omni_bus.core.member import Member, coordinator_peer
@@ -56,6 +57,9 @@ logger = logging.getLogger(__name__)
 LINGER_S = 0.2
 """In a drain the coordinator has left before, so the goodbye may have nobody to go to."""
 
+ERRANDS = ".errands"
+"""Ends the name under which a stage asks other pipelines for work."""
+
 DELIVER_S = 10.0
 """A peer that has not read its frames within this, once they are sent, is not reading."""
 
@@ -92,7 +96,16 @@ class StageActor:
         )
         self._thread = EngineThread(name)
         threads, cache_dir = deployment.threads[stage], deployment.cache_dir
-        self.engine = build_engine(config, Context(stage, replica, threads, cache_dir, self._driver.allocate))
+        context = Context(
+            stage,
+            replica,
+            threads,
+            cache_dir,
+            self._driver.allocate,
+            connect_bus=lambda: connect_bus(deployment, f"{name}{ERRANDS}"),
+            pipelines=deployment.pipelines,
+        )
+        self.engine = build_engine(config, context)
         coordinator = coordinator_peer(deployment.coordinator_endpoint)
         self._core = StageCore(
             stage,
@@ -232,7 +245,8 @@ class StageActor:
         if level == self._level:
             return None
         if level and self._level:
-            return BadInput(f"level: {level} came while it sleeps at level {self._level} (allowed: 0)", field="level")
+            allowed = f"{self._level}, at which it sleeps, until it is woken"
+            return BadInput(f"level: {level} came (allowed: {allowed})", field="level")
         call = (lambda: self.engine.sleep(level)) if level else (lambda: self.engine.wake(self._report))
         try:
             await self._thread.run(call)
@@ -240,6 +254,8 @@ class StageActor:
             return error
         except Exception as error:  # the order has failed; the process goes on
             logger.exception("the engine could not rest", extra={"fields": {"level": level}})
+            # What broke on its way to sleep may be half unloaded: the order's end wakes it, and so makes it whole.
+            self._level = level or self._level
             return stage_failed(error, self._stage)
         self._level = level
         self._metrics = ()
@@ -295,6 +311,17 @@ class StageActor:
                 raise unknown_name("parameter", unknown[0], kind.__struct_fields__, field=unknown[0]) from error
             message, _, path = str(error).partition(" - at `$.")
             raise BadInput(f"{path.rstrip('`') or 'parameters'}: {message}", field=path.rstrip("`")) from error
+
+
+async def connect_bus(deployment: Deployment, name: str) -> BusClient:
+    """Join the deployment as a client of a stage's own."""
+    return await BusClient.connect(
+        name,
+        deployment.listen(name),
+        deployment.coordinator_endpoint,
+        arena=deployment.arena,
+        curve=deployment.curve(),
+    )
 
 
 def build_engine(config: StageConfig, context: Context) -> Engine:

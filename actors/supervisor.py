@@ -10,19 +10,17 @@ import logging
 import random
 import signal
 from collections import deque
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actors.process import Phase, Process, exit_name
 from omni_bus.client import BusClient
-from omni_bus.core.absence import DEGRADED
 from omni_bus.core.administration import stage_of
 from omni_bus.core.deaths import MAX_DEATHS
 from omni_bus.core.member import COORDINATOR
 from omni_bus.core.membership import MISSED_HEARTBEATS
-from omni_bus.core.restart import MAX_DELAY_S, RestartPolicy
 from omni_bus.errors import StartFailed, Unavailable
 from omni_bus.ids import Peer
 from omni_bus.runtime.cores import environment
@@ -44,85 +42,11 @@ EXIT_GRACE_S = 5.0
 HANG_GRACE_S = 3.0
 """A process that the coordinator lost is ended after this; one that left of its own will is gone by then."""
 
-FIRST_START_S = 1.0
-"""What a start takes, as far as is known before the first one."""
-
 DEGRADED_RETRY_S = 60.0
 """Whoever needs a process that stays down is told to ask again after this: a person has to look first."""
 
 MAX_LAST_LINES = 20
 """Lines of plain output that are kept of each process, to be shown if it dies without saying why."""
-
-
-class Phase(StrEnum):
-    """Of a process, where it is not a load phase of its own."""
-
-    STARTING = "starting"
-    READY = "ready"
-    BACKING_OFF = "backing off"
-    DEGRADED = DEGRADED
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-class Process:
-    """One process of the deployment, over all its incarnations."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: list[str],
-        *,
-        fds: tuple[int, ...],
-        max_restarts: int,
-        is_stage: bool,
-        max_restart_delay_s: float = MAX_DELAY_S,
-    ) -> None:
-        self.name = name
-        self.is_stage = is_stage
-        self.arguments = arguments
-        self.fds = fds
-        self.max_restarts = max_restarts
-        self.max_restart_delay_s = max_restart_delay_s
-        self.restarts = RestartPolicy(max_restarts, max_restart_delay_s)
-        self.child: Child | None = None
-        self.phase: str = Phase.STARTING
-        self.fraction = 0.0
-        self.started_at = 0.0
-        self.start_s = FIRST_START_S
-        """What its last start took."""
-        self.ready_at: float | None = None
-        self.error = ""
-        self.exit = ""
-        """How its last child ended, in words."""
-        self.last_lines: list[str] = []
-        self.peer: Peer | None = None
-        """Its incarnation on the bus."""
-        self.bindable: int | None = None
-        """The incarnation that the coordinator last called ready."""
-        self.num_restarts = 0
-        self.is_leaving = False
-        """Its end is wanted."""
-        self.is_surplus = False
-        """And no other incarnation is to follow."""
-        self.retry_at = 0.0
-        """When whoever needs it may find it again."""
-        self.watchdog: asyncio.TimerHandle | None = None
-        self.backoff: asyncio.TimerHandle | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """It has a live child."""
-        return self.child is not None and self.child.exit_code is None
-
-    @property
-    def pid(self) -> int | None:
-        """Of its last child."""
-        return None if self.child is None else self.child.pid
-
-    def renew(self) -> None:
-        """Forget its deaths: a person wants it to start."""
-        self.restarts = RestartPolicy(self.max_restarts, self.max_restart_delay_s)
 
 
 class Supervisor:
@@ -228,7 +152,7 @@ class Supervisor:
         """
         self._is_stopping = True
         for process in self.processes:
-            self._drop_timers(process)
+            process.drop_timers()
         stages = [process for process in self.processes if process.is_stage]
         others = [process for process in self.processes if not process.is_stage]
         is_clean = await self._end(others, self._deployment.config.drain_timeout_s + EXIT_GRACE_S)
@@ -240,7 +164,7 @@ class Supervisor:
         """End everything at once."""
         self._is_stopping = True
         for process in self.processes:
-            self._drop_timers(process)
+            process.drop_timers()
             if process.child is not None:
                 process.child.signal(signal.SIGKILL)
         await self._all_ended(self.processes)
@@ -305,7 +229,7 @@ class Supervisor:
             Whether it left by itself, and well.
         """
         process.is_leaving = True
-        self._drop_timers(process)
+        process.drop_timers()
         if not process.is_running:
             self._died(process, "")
             self._tell_change(process)
@@ -352,7 +276,7 @@ class Supervisor:
                     logger.warning("killed", extra={"fields": {"process": process.name, "after_s": limit_s}})
                     process.child.signal(signal.SIGKILL)
             await self._all_ended(processes)
-        return all(_has_left(process) for process in processes)
+        return all(process.has_left for process in processes)
 
     async def _all_ended(self, processes: list[Process]) -> None:
         for process in processes:
@@ -361,7 +285,7 @@ class Supervisor:
 
     def spawn(self, process: Process) -> None:
         """Start a process, or its next incarnation."""
-        self._drop_timers(process)
+        process.drop_timers()
         process.is_leaving = False
         process.phase, process.fraction, process.error = Phase.STARTING, 0.0, ""
         process.started_at, process.ready_at = self._loop.time(), None
@@ -482,7 +406,7 @@ class Supervisor:
             self._started.set_result(None)
 
     def _exited(self, process: Process, code: int) -> None:
-        self._drop_timers(process)
+        process.drop_timers()
         self._exits[process.name].set()
         self._unlink_inbox(process)
         if process.peer is not None and self._client is not None and process.name != COORDINATOR:
@@ -490,7 +414,7 @@ class Supervisor:
             is_settled = process.is_leaving and code == 0
             self._deaths.append((process.peer, is_settled))
             self._client.tell_lost(process.peer, is_settled=is_settled)
-        process.exit = _exit_name(code)
+        process.exit = exit_name(code)
         self._died(process, process.exit)
         self._tell_change(process)
 
@@ -510,7 +434,7 @@ class Supervisor:
             if process.is_surplus and process in self.processes:
                 self.processes.remove(process)
         elif not self._started.done():
-            why = _why(process, how)
+            why = process.why(how)
             process.phase = Phase.FAILED
             self._started.set_exception(StartFailed(why, stage=process.name))
         else:
@@ -523,7 +447,7 @@ class Supervisor:
         if not process.error and process.last_lines:
             fields["printed"] = "\n".join(process.last_lines)
         if delay_s is None:
-            why = _why(process, how)
+            why = process.why(how)
             process.phase = Phase.DEGRADED
             logger.error("process stays down: its restarts are used up", extra={"fields": fields})
             process.error = process.error or how
@@ -581,12 +505,6 @@ class Supervisor:
             process.error = f"it hung: {reason}"
             child.signal(signal.SIGKILL)
 
-    def _drop_timers(self, process: Process) -> None:
-        for handle in (process.watchdog, process.backoff):
-            if handle is not None:
-                handle.cancel()
-        process.watchdog = process.backoff = None
-
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """Return a log line's fields; None for output that is no log line."""
@@ -597,25 +515,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except msgspec.DecodeError:
         return None
     return fields if isinstance(fields, dict) and {"time", "level", "actor", "event"} <= fields.keys() else None
-
-
-def _exit_name(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:  # real-time signals have numbers only
-        return f"signal {-code}"
-
-
-def _has_left(process: Process) -> bool:
-    code = None if process.child is None else process.child.exit_code
-    return code == 0 or (code == -signal.SIGTERM and process.ready_at is None)
-
-
-def _why(process: Process, how: str) -> str:
-    """Return why a process did not start: its own error, else how it ended and what it printed last."""
-    if process.error:
-        return f"{process.name}: {process.error}"
-    printed = "".join(f"\n    {line}" for line in process.last_lines)
-    return f"{process.name}: ended with {how} in phase '{process.phase}'{printed}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib.util
 import inspect
 import queue
 import secrets
@@ -22,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import error_of, start_threads
+from adapters.packages import missing
 from adapters.transformers_model import ModelLoader, ModelOptions
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed, did_you_mean
@@ -95,8 +95,7 @@ class DiffusersEngine(StreamingEngine):
     @classmethod
     def check(cls, options: DiffusersOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
-        missing = [name for name in ("torch", "diffusers", "transformers") if importlib.util.find_spec(name) is None]
-        problems = [f"adapter: {cls.name} needs {', '.join(missing)} ({INSTALL_ENGINE})"] if missing else []
+        problems = missing(cls.name, {INSTALL_ENGINE: ("torch", "diffusers", "transformers")})
         path = Path(options.model).expanduser()
         is_path = path.is_absolute() or options.model.startswith(("./", "../", "~"))
         if is_path and not (path / "model_index.json").is_file():

@@ -10,7 +10,6 @@ doesn't, so they are written out before.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, ClassVar
 import msgspec
 from msgspec import Meta
 
+from adapters.packages import missing
 from adapters.sentences import sentences_of, written_out
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import StageFailed, StartFailed, unknown_name
@@ -91,10 +91,8 @@ class FliteVoice(StreamingEngine):
         """Return what is missing: the program, a package, or the voice."""
         if shutil.which(PROGRAM) is None:
             return [f"adapter: flite needs the program {PROGRAM} ({INSTALL_PROGRAM})"]
-        packages = ("anyascii", "hibari", "sentencex")
-        missing = [name for name in packages if importlib.util.find_spec(name) is None]
-        if missing:
-            return [f"adapter: flite needs {', '.join(missing)} ({INSTALL_PACKAGES})"]
+        if problems := missing("flite", {INSTALL_PACKAGES: ("anyascii", "hibari", "sentencex")}):
+            return problems
         known = _voices_blocking()
         return [] if options.voice in known else [f"voice: {unknown_name('voice', options.voice, known).message}"]
 

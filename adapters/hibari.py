@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.sentences import sentences_of
 from adapters.turns import Listener, Turns
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -98,9 +99,8 @@ class HibariVoice(StreamingEngine):
     @classmethod
     def check(cls, options: HibariOptions) -> list[str]:
         """Return what is missing: a package, or the voice."""
-        missing = [name for name in ("hibari", "sentencex") if importlib.util.find_spec(name) is None]
-        if missing:
-            return [f"adapter: hibari needs {' and '.join(missing)} ({INSTALL_ENGINE})"]
+        if problems := missing("hibari", {INSTALL_ENGINE: ("hibari", "sentencex")}):
+            return problems
         known = _registry().VOICES
         return [] if options.voice in known else [f"voice: {unknown_name('voice', options.voice, known).message}"]
 

@@ -41,6 +41,7 @@ from adapters.answer_parts import AnswerParts
 from adapters.chat import PLAIN, read_prompt
 from adapters.chat_template import as_template_reads, check_fields, with_tools_as_text
 from adapters.handover import Handover, start_threads
+from adapters.packages import missing
 from adapters.reasoning import Piece, ThinkingFilter
 from adapters.sampling import SamplingParams, refuse_unhonoured
 from adapters.structure import check_grammar
@@ -136,10 +137,7 @@ class LlamaCpp(StreamingEngine):
     @classmethod
     def check(cls, options: LlamaCppOptions) -> list[str]:
         """Return what is missing: the engine's package, the model's package or file."""
-        problems: list[str] = []
-        for package, how in (("xllamacpp", INSTALL_ENGINE), ("llguidance", INSTALL_GRAMMARS)):
-            if importlib.util.find_spec(package) is None:
-                problems.append(f"adapter: llamacpp needs the package {package} ({how})")
+        problems = missing("llamacpp", {INSTALL_ENGINE: ("xllamacpp",), INSTALL_GRAMMARS: ("llguidance",)})
         try:
             find_model(options.model)
         except BadInput as error:

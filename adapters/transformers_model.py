@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
+from adapters.packages import missing
 from omni_bus.errors import StartFailed
 
 if TYPE_CHECKING:
@@ -46,10 +46,8 @@ def check_model(adapter: str, options: ModelOptions, packages: Sequence[str]) ->
         options: what it was given.
         packages: import names that it needs.
     """
-    problems: list[str] = []
     needed = (*packages, *(("gguf",) if options.model == smollm2.NAME else ()))
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        problems.append(f"adapter: {adapter} needs {', '.join(missing)} ({INSTALL_ENGINE})")
+    problems = missing(adapter, {INSTALL_ENGINE: needed})
     path = Path(options.model).expanduser()
     if options.model == smollm2.NAME:
         if smollm2.find_gguf() is None:

@@ -5,7 +5,6 @@ A sentence is one call of the model, which can't be interrupted: a cancel waits 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread, start_threads
+from adapters.packages import missing
 from adapters.random_state import MAX_SEED, RandomState
 from adapters.sentences import sentences_of
 from adapters.sound import pcm16
@@ -70,9 +70,7 @@ class TransformersVits(StreamingEngine):
     def check(cls, options: VitsOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         problems = check_model(NAME, options, ("torch", "transformers"))
-        if importlib.util.find_spec("sentencex") is None:
-            problems.append(f"adapter: {NAME} needs sentencex (pip install sentencex==1.0.32)")
-        return problems
+        return [*problems, *missing(NAME, {"pip install sentencex==1.0.32": ("sentencex",)})]
 
     @classmethod
     def voices(cls, options: VitsOptions) -> tuple[str, ...]:

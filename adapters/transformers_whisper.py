@@ -6,7 +6,6 @@ is four times as fast with the same weights.
 
 from __future__ import annotations
 
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Meta
 
 from adapters import whisper_tiny
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.speech_chunks import Chunk, chunks_of
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ
 from adapters.transformers_model import INSTALL_ENGINE
@@ -85,15 +85,8 @@ class TransformersWhisper(StreamingEngine):
     @classmethod
     def check(cls, options: TransformersWhisperOptions) -> list[str]:
         """Return what is missing: a package, or the weights."""
-        problems = [
-            f"adapter: transformers-whisper needs {package} ({install})"
-            for package, install in (
-                ("torch", INSTALL_ENGINE),
-                ("transformers", INSTALL_ENGINE),
-                ("soxr", INSTALL_SOXR),
-            )
-            if importlib.util.find_spec(package) is None
-        ]
+        needed = {INSTALL_ENGINE: ("torch", "transformers"), INSTALL_SOXR: ("soxr",)}
+        problems = missing("transformers-whisper", needed)
         if options.model == NAME:
             try:
                 model_folder(NAME)

@@ -76,6 +76,18 @@ def modalities_of(engine: Any) -> frozenset[str] | None:
     return None if processor is None else frozenset(processor.info.get_supported_mm_limits())
 
 
+def find_template(tokenizer: Any, model: str) -> str | None:
+    """Return the chat template of a model whose processor has it, None where the tokenizer does or nobody."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        return getattr(AutoProcessor.from_pretrained(model), "chat_template", None)
+    except (OSError, ValueError, ImportError):  # a base model, which takes text and token ids
+        return None
+
+
 class VllmSleep:
     """Puts vLLM to sleep and wakes it: by its own sleep mode where it has one, else by closing and loading it.
 

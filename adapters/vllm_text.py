@@ -13,46 +13,28 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import importlib
-import logging
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
 from adapters.sampling import SamplingParams, Structure
-from adapters.token_bytes import TokenBytes
 from adapters.vllm_answer import Answer, AnswerParsers
-from adapters.vllm_load import VllmSleep, close_engine, load_engine, modalities_of
-from adapters.vllm_metrics import engine_metrics
-from adapters.vllm_options import VllmOptions, problems_of
-from adapters.vllm_request import (
-    HONOURED,
-    VllmPrompt,
-    read_inputs,
-    rendered_of,
-    sampling_arguments,
-    structure_arguments,
-)
+from adapters.vllm_engine import Held, VllmEngine
+from adapters.vllm_request import HONOURED, VllmPrompt, rendered_of, sampling_arguments, structure_arguments
 from adapters.vllm_suspension import Suspension
-from omni_bus.engine import EngineRequest, Failure, Finished, Output, StepEngine
-from omni_bus.errors import BadInput, OmniBusError, Overloaded, StageFailed, StartFailed
+from omni_bus.engine import EngineRequest, Failure, Finished, Output
+from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
 from omni_bus.wire.payloads import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from adapters.vllm_options import VllmOptions
     from omni_bus.engine import Context, Event, Report
     from omni_bus.ids import RequestId
-    from omni_bus.wire.metrics import Metric
     from omni_bus.wire.payloads import Payload
-
-logger = logging.getLogger(__name__)
-
-EXIT_BROKEN = 70
-"""A process whose engine broke ends with this (sysexits.h: EX_SOFTWARE), and its supervisor starts another."""
 
 
 class Statistics(NamedTuple):
@@ -68,60 +50,34 @@ class Statistics(NamedTuple):
     """Share of the memory for keys and values that is in use."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """One request that vLLM holds, or whose last events wait for a step."""
+@dataclass(slots=True, kw_only=True)
+class _Running(Held):
+    """One request."""
 
-    id: RequestId
     engine_id: str
     """vLLM's own id of it; empty if it needs no token."""
     prompt: VllmPrompt
     answer: Answer
     wants_rendered: bool
     wants_answer: bool
-    events: list[Event] = field(default_factory=list)
-    """What came in a step that it was not named for; vLLM may be one step ahead."""
-    is_over: bool = False
 
 
-class VllmText(StepEngine):
-    """A language model: messages, text or token ids in, with media where the model reads them; text out."""
+class VllmText(VllmEngine[_Running]):
+    """A language model: what `VllmEngine` takes in, text out."""
 
-    accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
-    optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
-    sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
     emits: ClassVar[dict[str, str]] = {"text": "text", "reasoning": "text", "tool_calls": "json", "rendered": "json"}
-    Options = VllmOptions
     Params = SamplingParams
+    adapter = "vllm"
+    runner = "generate"
+    honoured = HONOURED
 
-    _engine: Any = None
-    _tokenizer: Any
-    _template: str | None
-    """The model's chat template where the tokenizer has none of its own."""
-    _modalities: frozenset[str] | None
-    _table: TokenBytes
     _parsers: AnswerParsers
-    _context_length: int
     _suspension: Suspension
 
     def __init__(self, options: VllmOptions, context: Context) -> None:
         super().__init__(options, context)
-        self.max_num_seqs = options.max_num_seqs
-        self.max_resident = options.num_resident
-        self._running: dict[RequestId, _Running] = {}
-        self._sleep = VllmSleep()
         self._named: list[_Running] = []
         """The requests of the last step."""
-
-    @classmethod
-    def num_slots(cls, options: VllmOptions) -> int:
-        """Return the requests that one replica with these options can hold at once."""
-        return options.num_resident
-
-    @classmethod
-    def check(cls, options: VllmOptions) -> list[str]:
-        """Return what is wrong with the options and can be seen without importing vLLM."""
-        return problems_of(options, "vllm")
 
     def load(self, report: Report) -> None:
         """Start vLLM and answer one request.
@@ -129,16 +85,10 @@ class VllmText(StepEngine):
         Raises:
             StartFailed: vLLM is missing or of an unknown version, or refuses the model or an argument.
         """
-        self._engine = load_engine(self.options, self.context, report, adapter="vllm", runner="generate")
-        config = self._engine.vllm_config.model_config
-        self._tokenizer = self._engine.get_tokenizer()
-        self._template = find_template(self._tokenizer, config.model)
-        self._modalities = modalities_of(self._engine)
-        self._table = TokenBytes(self._tokenizer)
-        self.context_length = self._context_length = config.max_model_len
+        super().load(report)
         self._parsers = AnswerParsers(
             self._tokenizer,
-            config.model,
+            self._engine.vllm_config.model_config.model,
             tool_call=self.options.tool_call_parser,
             reasoning=self.options.reasoning_parser,
         )
@@ -173,20 +123,8 @@ class VllmText(StepEngine):
             BadInput: its prompt or parameters can't be honoured.
             Overloaded: vLLM holds all that it may.
         """
-        if request.id in self._running:
-            raise ValueError(f"request {request.id} was added twice")
-        if len(self._running) >= self.max_resident:
-            raise Overloaded(f"all {self.max_resident} places (max_resident) are taken")
         params: SamplingParams = request.params
-        asked, prompt = read_inputs(
-            inputs,
-            "vllm",
-            HONOURED,
-            self._tokenizer,
-            template=self._template,
-            may_bring_template=self.options.trust_request_chat_template,
-            modalities=self._modalities,
-        )
+        asked, prompt = self._read(request, inputs)
         wants_answer = bool(request.outputs - {"rendered"})
         parser = self._parsers.parser_for(asked) if wants_answer else None
         running = _Running(
@@ -203,7 +141,7 @@ class VllmText(StepEngine):
         if not wants_answer and params.prompt_logprobs is None:
             self._render_alone(running)
         else:
-            running.engine_id = self._submit(request, running, parser)
+            running.engine_id = self._ask(request, running, parser)
             if running.wants_rendered and params.prompt_logprobs is None:
                 running.events.append(self._rendered(running, None))
                 running.wants_rendered = False
@@ -233,7 +171,7 @@ class VllmText(StepEngine):
         rendered = rendered_of(running.prompt, self._context_length, self._table, logprobs)
         return Output(running.id, "rendered", Json(msgspec.to_builtins(rendered)))
 
-    def _submit(self, request: EngineRequest, running: _Running, parser: Any) -> str:
+    def _ask(self, request: EngineRequest, running: _Running, parser: Any) -> str:
         """Give vLLM the request; return its own id of it."""
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -247,15 +185,13 @@ class VllmText(StepEngine):
             arguments["skip_special_tokens"] = False
         if not running.wants_answer:
             arguments["max_tokens"] = 1  # whose one token nobody sees: the prompt's log-probabilities come with it
-        return submit(
-            self._engine,
+        return self._submit(
             request.id,
-            running.prompt.engine_prompt(params.cache_salt),
+            request,
+            running.prompt,
             lambda: VllmSamplingParams(
                 **arguments, structured_outputs=structure, output_kind=RequestOutputKind.DELTA, skip_clone=True
             ),
-            lora_request=lora_request(self.options.lora, params.lora),
-            priority=-request.priority,  # vLLM's lower values go first
             suspect=_suspect(params),
         )
 
@@ -265,13 +201,7 @@ class VllmText(StepEngine):
         if not any(running.events for running in named):
             # Else what is there already goes out first: a rendered prompt, or what vLLM was ahead with.
             self._step_engine([running.engine_id for running in named if running.engine_id])
-        events: list[Event] = []
-        for running in named:
-            events += running.events
-            running.events = []
-            if running.is_over:
-                self._running.pop(running.id, None)
-        return events
+        return self._take_events(named)
 
     def run_ahead(self) -> None:
         """Run vLLM's next step for those of the last one that need more tokens."""
@@ -281,13 +211,7 @@ class VllmText(StepEngine):
 
     def _step_engine(self, engine_ids: list[str]) -> None:
         self._suspension.name(frozenset(engine_ids))
-        try:
-            outputs = self._engine.step()
-        except Exception:
-            # Scheduler and model may disagree from here on, as vLLM itself sees it: its own core process ends.
-            logger.exception("vLLM's engine broke; this process ends")
-            logging.shutdown()
-            os._exit(EXIT_BROKEN)
+        outputs = self._run_step()
         for output in outputs:
             running = self._running.get(output.request_id)
             if running is not None:
@@ -340,30 +264,11 @@ class VllmText(StepEngine):
             self._suspension.forget(running.engine_id)
             self._engine.abort_request([request])
 
-    def metrics(self) -> Sequence[Metric]:
-        """Return vLLM's own measures; nothing with `disable_log_stats`."""
-        return engine_metrics(self._engine)
-
-    def sleep(self, level: int) -> None:
-        """Give memory back, by vLLM's own sleep mode where that is enabled, else (level 2) by closing it.
-
-        Raises:
-            BadInput: level 1 without that mode.
-        """
-        self._sleep.sleep(self._engine, level, self.close)
-
-    def wake(self, report: Report) -> None:
-        """Be ready again."""
-        self._sleep.wake(self._engine, lambda: self.load(report))
-
     def close(self) -> None:
         """Let go of the model and its memory."""
-        engine, self._engine = self._engine, None
-        self._running.clear()
         self._named.clear()
         vars(self).pop("_suspension", None)  # which keeps the scheduler
-        if engine is not None:
-            close_engine(engine)
+        super().close()
 
     def statistics(self) -> Statistics:
         """Return what vLLM holds."""
@@ -378,67 +283,8 @@ class VllmText(StepEngine):
         )
 
 
-def find_template(tokenizer: Any, model: str) -> str | None:
-    """Return the chat template of a model whose processor has it, None where the tokenizer does or nobody."""
-    if getattr(tokenizer, "chat_template", None) is not None:
-        return None
-    from transformers import AutoProcessor
-
-    try:
-        return getattr(AutoProcessor.from_pretrained(model), "chat_template", None)
-    except (OSError, ValueError, ImportError):  # a base model, which takes text and token ids
-        return None
-
-
 def _suspect(params: SamplingParams) -> str:
     """Return what vLLM's refusals are about that don't say it: prompts were checked here, structures were not."""
     if params.structure is None:
         return "prompt"
     return f"structure.{next(iter(structure_arguments(params.structure)))}"
-
-
-def lora_request(folders: dict[str, str], name: str | None) -> Any:
-    """Return vLLM's ``LoRARequest`` for one of the stage's adapters, None for the base model.
-
-    Raises:
-        BadInput: the stage has no such adapter.
-    """
-    if name is None:
-        return None
-    if name not in folders:
-        raise BadInput(f"lora: '{name}' is unknown (allowed: {', '.join(folders) or 'none'})", field="lora")
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(name, list(folders).index(name) + 1, os.path.expanduser(folders[name]))
-
-
-def submit(
-    engine: Any,
-    request: str,
-    prompt: dict[str, Any],
-    make_params: Callable[[], Any],
-    *,
-    suspect: str = "prompt",
-    **more: Any,
-) -> str:
-    """Give vLLM a request with the parameters that `make_params` returns; return its own id of it.
-
-    `suspect` is the field of which a refusal is that names none itself.
-
-    Raises:
-        BadInput: vLLM refuses it. Raised apart from vLLM's own exception, whose frames would keep the prompt.
-    """
-    try:
-        return engine.add_request(request, prompt, make_params(), **more)
-    except _refusals() as error:
-        field_ = getattr(error, "parameter", None) or suspect
-        refusal = BadInput(f"{field_}: vLLM refuses the request: {error}", field=field_)
-    raise refusal
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """Return what vLLM raises for a request that it refuses."""
-    refusals: list[type[Exception]] = [ValueError, TypeError, NotImplementedError]
-    with contextlib.suppress(ImportError, AttributeError):
-        refusals.append(importlib.import_module("vllm.exceptions").VLLMValidationError)
-    return tuple(refusals)

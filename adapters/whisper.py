@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread
+from adapters.packages import missing
 from adapters.speech_chunks import chunks_of
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -110,11 +111,7 @@ class Whisper(StreamingEngine):
     @classmethod
     def check(cls, options: WhisperOptions) -> list[str]:
         """Return what is missing: a package, or the weights."""
-        problems = [
-            f"adapter: whisper needs {package} ({install})"
-            for package, install in (("faster_whisper", INSTALL_ENGINE), ("soxr", INSTALL_SOXR))
-            if importlib.util.find_spec(package) is None
-        ]
+        problems = missing("whisper", {INSTALL_ENGINE: ("faster_whisper",), INSTALL_SOXR: ("soxr",)})
         try:
             model_folder(options.model)
         except BadInput as error:

@@ -34,8 +34,13 @@ _STAGE_KEYS = (
 _GATEWAY_KEYS = ("is_ready", "is_live", "elapsed_s", "round_trip_s")
 
 
-class Health:
-    """Asks the coordinator, once for all who ask at the same time; ``metrics`` are rows of health with more in them."""
+class ActorRows:
+    """The coordinator's word on each actor, asked for once for all who ask at the same time.
+
+    Args:
+        client: the bus.
+        operation: ``health``, or ``metrics``: the same rows, with what engines measure.
+    """
 
     def __init__(self, client: BusClient, operation: str = "health") -> None:
         self._client = client

@@ -16,6 +16,15 @@ ANSWER_S = 1.0
 """The coordinator answers from its tables; one that hasn't after this does not."""
 
 
+async def ask_status(client: BusClient) -> dict[str, Any] | None:
+    """Return the coordinator's tables; None if it does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await client.admin("status")
+    except (TimeoutError, Unavailable):
+        return None
+
+
 async def load(client: BusClient, pipelines: Container[str], caller: str | None) -> dict[str, Any]:
     """Return the part of ``/health`` that tells of load; nothing if the coordinator does not answer.
 
@@ -24,10 +33,8 @@ async def load(client: BusClient, pipelines: Container[str], caller: str | None)
         pipelines: names of those that the gateway serves.
         caller: who asks; None for somebody without a valid key, who is told of no caller.
     """
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            status = await client.admin("status")
-    except (TimeoutError, Unavailable):
+    status = await ask_status(client)
+    if status is None:
         return {}
     rows = [row for row in status["callers"] if row["caller"] == caller and row["pipeline"] in pipelines]
     own = {row["pipeline"]: {key: row[key] for key in ("in_flight", "queued", "refused")} for row in rows}
@@ -41,11 +48,9 @@ async def server_load(client: BusClient, pipelines: Container[str]) -> int:
     Raises:
         Unavailable: the coordinator does not answer.
     """
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            status = await client.admin("status")
-    except TimeoutError:
-        raise Unavailable("the coordinator does not answer") from None
+    status = await ask_status(client)
+    if status is None:
+        raise Unavailable("the coordinator does not answer")
     found = [counts for name, counts in status["pipelines"].items() if name in pipelines]
     return sum(counts["in_flight"] + counts["queued"] for counts in found)
 
@@ -55,10 +60,8 @@ async def context_lengths(client: BusClient) -> dict[str, int]:
 
     Nothing if the coordinator does not answer.
     """
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            status = await client.admin("status")
-    except (TimeoutError, Unavailable):
+    status = await ask_status(client)
+    if status is None:
         return {}
     lengths: dict[str, int] = {}
     for row in status["actors"]:

@@ -10,22 +10,19 @@ from aiohttp import web
 
 from gateways.health import is_kept
 from gateways.http_counts import exposed_name, one
+from gateways.load import ask_status
 from gateways.openapi import Answer, Operation
-from omni_bus.errors import Unavailable
 from omni_bus.observe.exposition import CONTENT_TYPE, exposition
 from omni_bus.wire.metrics import Metric, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gateways.health import Health
+    from gateways.health import ActorRows
     from gateways.http_counts import HttpCounts
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.wire.metrics import Kind
-
-ANSWER_S = 1.0
-"""The coordinator answers from its tables; one that hasn't after this does not."""
 
 OPERATION = Operation(
     method="get",
@@ -37,10 +34,10 @@ OPERATION = Operation(
 
 
 async def metrics_response(
-    client: BusClient, measures: Health, pipelines: Mapping[str, Pipeline], counts: HttpCounts
+    client: BusClient, measures: ActorRows, pipelines: Mapping[str, Pipeline], counts: HttpCounts
 ) -> web.Response:
     """Ask the coordinator and its actors, and write all that is known; without it, what this process knows."""
-    rows, status = await asyncio.gather(measures.rows(), _status(client))
+    rows, status = await asyncio.gather(measures.rows(), ask_status(client))
     found = [
         *counts.metrics(client.name),
         one("omni_bus_coordinator_up", "gauge", "Whether the coordinator answers.", status is not None, {}),
@@ -50,22 +47,15 @@ async def metrics_response(
     return web.Response(body=exposition(found).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _status(client: BusClient) -> dict[str, Any] | None:
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return await client.admin("status")
-    except (TimeoutError, Unavailable):
-        return None
-
-
 def of_coordinator(status: dict[str, Any], pipelines: Mapping[str, Pipeline]) -> list[Metric]:
     """Return what the coordinator counts, from its answer to ``status``: of all requests, and of these pipelines."""
     requests, frames = dict(status["requests"]), status["frames"]
-    live = requests.pop("live")
+    live, rerouted = requests.pop("live"), requests.pop("rerouted")
     found = [
         one("omni_bus_requests_live", "gauge", "Requests that have not ended.", live, {}),
         one("omni_bus_requests_held", "gauge", "Requests that wait for a replica.", status["held"], {}),
         _by("omni_bus_requests", "counter", "Requests that have ended.", "outcome", requests),
+        one("omni_bus_requests_rerouted", "counter", "Requests that went on at another replica.", rerouted, {}),
         _by("omni_bus_frames_received", "counter", "Frames that reached the coordinator.", "frame", frames["received"]),
         _by("omni_bus_frames_sent", "counter", "Frames that the coordinator sent.", "frame", frames["sent"]),
     ]

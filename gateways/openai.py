@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -29,10 +29,11 @@ from gateways import (
     openai_transcriptions_body,
     openai_voices,
     openapi,
-    rest,
+    realtime,
+    sleep,
     speech_stream,
 )
-from gateways.health import Health, report
+from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
@@ -44,6 +45,7 @@ from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
+from gateways.realtime_turn import TurnAudioEvents
 from gateways.voices import Voices
 from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
@@ -69,6 +71,15 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
     max_speech_chars: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = openai_speech_body.MAX_SPEECH_CHARS
     """A longer text is not read aloud."""
 
+    turn_audio_events: TurnAudioEvents = "both"
+    """Names of sound in vLLM's turn dialect: ``seed`` is response.audio.*, ``ga`` is response.output_audio.*."""
+
+    default_realtime: Literal["turn", "duplex"] = "turn"
+    """What a connection to ``/v1/realtime`` without ``duplex`` in its query is."""
+
+    realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """A client of a duplex dialect may take so long to say its first word."""
+
     speech_config_timeout_s: Seconds = 10.0
     """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
 
@@ -77,7 +88,7 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, and files."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, files, live talks."""
 
     Options = OpenAIOptions
 
@@ -85,8 +96,8 @@ class OpenAIGateway(HttpGateway):
         super().__init__(*args, **kwargs)
         assert isinstance(self.options, OpenAIOptions)
         self._models = models_of(self.pipelines.values())
-        self._health = Health(self.client)
-        self._measures = Health(self.client, "metrics")
+        self._health = ActorRows(self.client)
+        self._measures = ActorRows(self.client, "metrics")
         self._documents: dict[bool, dict[str, Any]] = {}
         self._pool = EncodingPool()
         self._files = FilesRoutes(self.options, self.state_dir)
@@ -112,7 +123,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
-        self._rest = rest.RestRoutes(self.control, self.pipelines)
+        self._sleep = sleep.SleepRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
         )
@@ -128,6 +139,17 @@ class OpenAIGateway(HttpGateway):
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
+        )
+        self._realtime = realtime.RealtimeRoute(
+            self.client,
+            self._models,
+            self.draining,
+            realtime.RealtimeOptions(
+                turn_audio_events=self.options.turn_audio_events,
+                is_duplex=self.options.default_realtime == "duplex",
+                first_event_timeout_s=self.options.realtime_first_event_timeout_s,
+                write_timeout_s=self.options.write_timeout_s,
+            ),
         )
 
     @classmethod
@@ -154,8 +176,8 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/load", self._get_load)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/is_sleeping", self._get_is_sleeping)
-        app.router.add_post("/sleep", self._rest.sleep)
-        app.router.add_post("/wake_up", self._rest.wake_up)
+        app.router.add_post("/sleep", self._sleep.sleep)
+        app.router.add_post("/wake_up", self._sleep.wake_up)
         for path, handler in (
             ("/v1/chat/completions", self._chat.handle),
             ("/v1/chat/completions/batch", self._batch.handle),
@@ -168,6 +190,8 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
+        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+            app.router.add_get(path, self._realtime.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)
@@ -232,7 +256,7 @@ class OpenAIGateway(HttpGateway):
         rows = await self._health.rows()
         if rows is None:
             raise Unavailable("the coordinator does not answer")
-        return self._rest.is_sleeping(rows)
+        return self._sleep.is_sleeping(rows)
 
     async def _get_openapi(self, request: web.Request) -> web.Response:
         has_keys = self._keys.is_guarded
@@ -276,62 +300,22 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 
 def operations() -> list[Operation]:
     """Describe every route; a test compares this with the router."""
+    health = "Whether every stage of every served pipeline has a live and ready replica"
     ping = {status: Answer(description=words) for status, words in ((200, "it serves"), (503, "it does not"))}
-    json = "application/json"
+    model = {"model": "a name that is served; it may contain slashes"}
     return [
-        Operation(
-            method="get",
-            path="/health",
-            name="health",
-            summary="Whether every stage of every served pipeline has a live and ready replica",
-            answers={
-                200: Answer(description="all have", content={json: answers.Health}),
-                503: Answer(description="some have none", content={json: answers.Health}),
-            },
-        ),
+        _told("/health", "health", health, answers.Health, statuses=(200, 503)),
         *(
             Operation(method=method, path="/ping", name=f"ping_{method}", summary="Health in one status", answers=ping)
             for method in ("get", "head", "post")
         ),
-        Operation(
-            method="get",
-            path="/version",
-            name="version",
-            summary="The server's version",
-            answers={200: Answer(description="the version", content={json: answers.Version})},
-        ),
-        Operation(
-            method="get",
-            path="/openapi.json",
-            name="openapi",
-            summary="This document",
-            answers={200: Answer(description="OpenAPI 3.1", content={json: {"type": "object"}})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models",
-            name="list_models",
-            summary="The pipelines, by all their names",
-            answers={200: Answer(description="the list", content={json: answers.ModelList})},
-        ),
-        Operation(
-            method="get",
-            path="/v1/models/{model}",
-            name="retrieve_model",
-            summary="One pipeline",
-            parameters={"model": "a name that is served; it may contain slashes"},
-            answers={200: Answer(description="the model", content={json: answers.Model})},
-            errors=(404,),
-        ),
-        Operation(
-            method="get",
-            path="/load",
-            name="load",
-            summary="How many requests are under way",
-            answers={200: Answer(description="the number", content={json: answers.ServerLoad})},
-        ),
+        _told("/version", "version", "The server's version", answers.Version),
+        _told("/openapi.json", "openapi", "This document, OpenAPI 3.1", {"type": "object"}),
+        _told("/v1/models", "list_models", "The pipelines, by all their names", answers.ModelList),
+        _told("/v1/models/{model}", "retrieve_model", "One pipeline", answers.Model, parameters=model, errors=(404,)),
+        _told("/load", "load", "How many requests are under way", answers.ServerLoad),
         METRICS,
-        *rest.OPERATIONS,
+        *sleep.OPERATIONS,
         openai_chat.OPERATION,
         openai_chat_batch.OPERATION,
         openai_completions.OPERATION,
@@ -344,3 +328,13 @@ def operations() -> list[Operation]:
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
     ]
+
+
+def _told(
+    path: str, name: str, summary: str, schema: Any, *, statuses: tuple[int, ...] = (200,), **more: Any
+) -> Operation:
+    """Describe a route that tells something as JSON."""
+    answer = Answer(description=summary, content={"application/json": schema})
+    return Operation(
+        method="get", path=path, name=name, summary=summary, answers=dict.fromkeys(statuses, answer), **more
+    )

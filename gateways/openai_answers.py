@@ -571,6 +571,3 @@ class TranscriptionDone(_Exact, frozen=True):
     type: Literal["transcript.text.done"]
     text: str
     usage: DurationUsage
-
-
-TranscriptionEvent = TranscriptionDelta | TranscriptionDone

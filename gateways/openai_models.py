@@ -46,13 +46,16 @@ SOUND = "audio"
 SEGMENTS = "segments"
 """The output port, of pipelines that transcribe, for what was said when."""
 
+EVENTS = "events"
+"""The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
+
 PROMPT = "prompt"
 """The input port of pipelines that make sound or music: its description."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_converse)
     return any(can(pipeline) for can in does)
 
 
@@ -108,6 +111,11 @@ def can_transcribe(pipeline: Pipeline) -> bool:
 def can_make_sound(pipeline: Pipeline) -> bool:
     """Whether it makes the sound or music that a text describes."""
     return pipeline.inputs == {PROMPT: "text"} and pipeline.outputs == {SOUND: "audio"}
+
+
+def can_converse(pipeline: Pipeline) -> bool:
+    """Whether it holds live conversations."""
+    return pipeline.inputs == {EVENTS: "media"} and pipeline.outputs == {EVENTS: "media"}
 
 
 def models_of(pipelines: Iterable[Pipeline]) -> dict[str, Pipeline]:

@@ -122,6 +122,21 @@ class Origins:
             return
         raise _refusal(origin, f"gateways.{self._gateway}.allowed_origins", "the gateway's own, or ")
 
+    def check_order(self, request: web.Request) -> None:
+        """Refuse what a page has the gateway do that may not send requests.
+
+        A browser sends a POST that looks like a form's without asking first, and only keeps the answer from the page.
+
+        Raises:
+            Problem: 403.
+        """
+        origin = request.headers.get("Origin")
+        if origin is None or self._allowed(origin) is not None:
+            return
+        known = _known(origin)
+        if known is None or not _is_own(known, request):
+            raise _refusal(origin, f"gateways.{self._gateway}.cors_origins", "the gateway's own, or ")
+
     def _allowed(self, origin: str | None) -> str | None:
         """Return what an answer to this origin allows; None for nothing."""
         if origin is None:

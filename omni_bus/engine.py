@@ -12,12 +12,12 @@ only. Which shape:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, Unavailable
 from omni_bus.ids import RequestId
 from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Blob, Payload, ordinary_memory
@@ -32,6 +32,18 @@ Report: TypeAlias = Callable[[str, float], None]
 """Says how far a load is: a phase in a word, and a fraction in [0, 1] within it."""
 
 Allocate: TypeAlias = Callable[[int], Blob]
+
+ConnectBus: TypeAlias = Callable[[], Awaitable[Any]]
+"""Joins the deployment once more, as a client; returns an `omni_bus.client.BusClient`."""
+
+
+async def no_bus() -> Any:
+    """Stand in where there is no deployment.
+
+    Raises:
+        Unavailable: always.
+    """
+    raise Unavailable("this engine runs without a deployment")
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +65,11 @@ class Context(msgspec.Struct, frozen=True):
     may write there: readers see the same memory. What the memory holds at first is undefined. It is taken back when no
     view of it is left, sent or not, so an engine has nothing to give back when a request is cancelled.
     """
+    connect_bus: ConnectBus = no_bus
+    """For a stage that asks other pipelines of the deployment for work; call it on the stage's loop, and close the
+    client in `StreamingEngine.aclose`."""
+    pipelines: Mapping[str, Any] = {}
+    """All of the deployment, by name, each an `omni_bus.core.pipeline.Pipeline`."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -119,6 +136,10 @@ class Engine(ABC):
     is_idempotent: ClassVar[bool] = True
     """Whether a request that has emitted nothing may be run again elsewhere."""
 
+    sleep_levels: ClassVar[frozenset[int]] = frozenset()
+    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
+    `unload`, and so must `close`."""
+
     context_length: int | None = None
     """Tokens of prompt and answer together, set by `load`; None where there is no such limit."""
 
@@ -165,10 +186,6 @@ class Engine(ABC):
         """
         return ()
 
-    sleep_levels: ClassVar[frozenset[int]] = frozenset()
-    """Levels of `sleep` that the adapter knows. With 2 and no `sleep` of its own, `load` must be possible after
-    `unload`, and so must `close`."""
-
     def sleep(self, level: int) -> None:
         """Give memory back until `wake`; called with no request left. Unloads the engine by default.
 
@@ -176,12 +193,11 @@ class Engine(ABC):
             level: 1 gives accelerator memory back and keeps the weights elsewhere; 2 keeps nothing.
 
         Raises:
-            BadInput: the engine can't sleep so; it is as before.
+            OmniBusError: the engine can't sleep so; it is as before. After anything else that is raised it is woken.
         """
         if level not in self.sleep_levels:
-            allowed = (
-                ", ".join(map(str, sorted(self.sleep_levels))) or f"none, stage '{self.context.stage}' can't sleep"
-            )
+            levels = ", ".join(map(str, sorted(self.sleep_levels)))
+            allowed = levels or f"none, stage '{self.context.stage}' can't sleep"
             raise BadInput(f"level: {level} came (allowed: {allowed})", field="level")
         self.unload()
 
@@ -198,7 +214,7 @@ class Engine(ABC):
         self.load(report)
 
     def close(self) -> None:
-        """Give everything back; called once, with none left."""
+        """Give everything back, with no request left; called at the end, and by the default `unload`."""
 
 
 class Inputs(ABC):

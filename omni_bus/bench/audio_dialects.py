@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from omni_bus.bench.dialects import PCM_RATE_HZ, Form, Usage, error_in_stream
-from omni_bus.bench.events import EventParser
+from omni_bus.bench.dialects import PCM_RATE_HZ, EventReader, Form, Usage, error_in_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,33 +110,10 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Event)
-
-
-class TranscriptReader:
+class TranscriptReader(EventReader):
     """Reads the events of a transcription."""
 
-    def __init__(self, record: Record, *, keeps_answer: bool) -> None:
-        self.is_over = False
-        self._record = record
-        self._keeps_answer = keeps_answer
-        self._events = EventParser()
-
-    def begin(self, headers: Mapping[str, str]) -> None:
-        """Nothing there is needed."""
-
-    def feed(self, data: bytes, at: float) -> int:
-        """Note what bytes hold; an event that can't be read is a failure of the request."""
-        num_pieces = 0
-        for event in self._events.feed(data):
-            if event == b"[DONE]":
-                self.is_over = True
-                continue
-            try:
-                num_pieces += self._note(_DECODER.decode(event), at)
-            except (msgspec.DecodeError, ValueError) as error:
-                self._record.fail("unreadable event", f"{error}: {event[:200]!r}")
-        return num_pieces
+    decoder = msgspec.json.Decoder(_Event)
 
     def _note(self, event: _Event, at: float) -> int:
         record = self._record
@@ -154,9 +130,7 @@ class TranscriptReader:
         text = event.delta + "".join(each.delta.content or "" for each in event.choices if each.delta is not None)
         if not text:
             return 0
-        record.texts.append((at, len(text)))
-        if self._keeps_answer:
-            record.answer.append(text)
+        self._note_text(text, at)
         return 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import wave
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -135,11 +136,11 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Chunk)
+class EventReader(ABC):
+    """Reads an answer in server-sent events, the last of which may be ``[DONE]``."""
 
-
-class StreamReader:
-    """Reads the chunks of chat and of plain completions, which differ in where the text is."""
+    decoder: ClassVar[msgspec.json.Decoder[Any]]
+    """Of what each event holds."""
 
     def __init__(self, record: Record, *, keeps_answer: bool) -> None:
         self.is_over = False
@@ -158,13 +159,28 @@ class StreamReader:
                 self.is_over = True
                 continue
             try:
-                num_pieces += self._note(_DECODER.decode(event), at)
+                num_pieces += self._note(self.decoder.decode(event), at)
             except (msgspec.DecodeError, ValueError) as error:  # no JSON, other JSON, or sound that is none
                 self._record.fail("unreadable event", f"{error}: {event[:200]!r}")
         return num_pieces
 
-    def _note(self, chunk: _Chunk, at: float) -> int:
-        record = self._record
+    @abstractmethod
+    def _note(self, event: Any, at: float) -> int:
+        """Note what an event says; return how many pieces of text or sound it brings."""
+
+    def _note_text(self, text: str, at: float) -> None:
+        self._record.texts.append((at, len(text)))
+        if self._keeps_answer:
+            self._record.answer.append(text)
+
+
+class StreamReader(EventReader):
+    """Reads the chunks of chat and of plain completions, which differ in where the text is."""
+
+    decoder = msgspec.json.Decoder(_Chunk)
+
+    def _note(self, event: _Chunk, at: float) -> int:
+        chunk, record = event, self._record
         if chunk.error is not None:
             record.fail(*error_in_stream(chunk.error))
         if chunk.usage is not None and chunk.modality != "audio":  # which always says zero
@@ -177,9 +193,7 @@ class StreamReader:
         for choice in chunk.choices:
             text, sound_s = _contents(choice, chunk.modality)
             if text:
-                record.texts.append((at, len(text)))
-                if self._keeps_answer:
-                    record.answer.append(text)
+                self._note_text(text, at)
             if sound_s:
                 record.sounds.append((at, sound_s))
             num_pieces += bool(text) + bool(sound_s)

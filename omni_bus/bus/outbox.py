@@ -73,6 +73,9 @@ _WATCHED = int(
 MAX_FAILURES = 5
 """Attempts to connect that may fail before a peer counts as unreachable; they take a second and a half if refused."""
 
+BREAKS_OFF = f"it wants keys, it seems: it broke {MAX_FAILURES} connections off at once"
+"""Who wants keys and is busy reads our whole greeting before it sends its own, and closes without having said so."""
+
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -132,6 +135,7 @@ class _Lane:
         "is_flushing",
         "is_stuck",
         "monitor",
+        "num_broken_off",
         "num_failures",
         "peer",
         "reader",
@@ -153,6 +157,8 @@ class _Lane:
         self.is_connected = False
         """As far as `monitor` tells; with the other end's word that it takes us."""
         self.num_failures = 0
+        self.num_broken_off = 0
+        """Of those, the ones that got as far as a connection."""
         """Attempts to connect, since the last one that went well."""
         self.descriptor = -1
         if socket is not None:
@@ -414,13 +420,17 @@ class Outbox:
         """Take what became of a lane's connection; ZeroMQ connects again by itself, except to whoever refused it."""
         match event:
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                lane.is_connected, lane.num_failures = True, 0
+                lane.is_connected, lane.num_failures, lane.num_broken_off = True, 0, 0
             case zmq.EVENT_DISCONNECTED:
                 was_connected, lane.is_connected = lane.is_connected, False
+                lane.num_broken_off += not was_connected
                 if was_connected and not lane.is_stuck and self._on_broken is not None:
                     self._on_broken(lane.peer)
             case zmq.EVENT_CONNECT_RETRIED:
                 lane.num_failures += 1
+                if lane.num_broken_off >= MAX_FAILURES and self._curve is None:
+                    self._give_up(lane, BREAKS_OFF, is_refused=True)
+                    return
                 if lane.num_failures == MAX_FAILURES:
                     # After a connection that was broken off at once, too: then the other end has another key.
                     _log.warning("can't connect to %s at %s; trying on", lane.peer.actor, lane.peer.endpoint)

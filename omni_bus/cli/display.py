@@ -13,7 +13,7 @@ from omni_bus.observe.log import JsonFormatter, traceback_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from actors.supervisor import Process
+    from actors.process import Process
     from omni_bus.runtime.deployment import Deployment
 
 QUIET_EVENTS = {"listening", "actor ready", "actor gone", "request ended", "output"}

@@ -241,11 +241,6 @@ class Administration:
             del self._drains[number]
         return [DropTimer(("drain", number)) for number in numbers]
 
-    @property
-    def num_drains(self) -> int:
-        """Waits that are not over."""
-        return len(self._drains)
-
     def _answer(self, number: str, left: dict[str, int]) -> list[Common]:
         drain = self._drains.pop(number)
         result = {"outstanding": left, "has_cut": drain.has_cut}

@@ -341,7 +341,7 @@ class CoordinatorCore:
         self._absences.join(actor)
         effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
         if is_new:
-            effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s))
+            effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s - self._heartbeat_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
             effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
@@ -353,6 +353,9 @@ class CoordinatorCore:
             effects += self._breaks.on_name(hello.peer.actor, actor)
         effects += self._adoption.on_hello(actor, hello, now) + self._hurry(now)
         effects += self._ties.take(hello.linked, now)
+        # A request that has sent nothing yet links to the actors of its route in a moment, or has since this was sent.
+        routed = [peer for live in hello.live for peer in (live.gateway, *live.stages.values())]
+        effects += self._ties.take(filter(self._ties.is_gone, routed), now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 
@@ -388,9 +391,13 @@ class CoordinatorCore:
         actor = self._membership.named(name)
         if actor is None:
             return self._breaks.on_name(name, None)
-        due = actor.seen_at + self._patience_s
-        if now < due:
-            return [SetTimer(("alive", name), due)]
+        suspicious_at = actor.seen_at + self._patience_s - self._heartbeat_s
+        if now < suspicious_at:
+            return [SetTimer(("alive", name), suspicious_at)]
+        if actor.suspected_at <= actor.seen_at:
+            # If it was us who were held up, its heartbeats wait to be read: they are before the last one is due.
+            actor.suspected_at = now
+            return [SetTimer(("alive", name), now + self._heartbeat_s)]
         return self._on_leave(actor, f"no heartbeat for {self._patience_s:g} s", now)
 
     def _on_heartbeat(self, actor: Actor, num_live: int) -> list[Common]:
@@ -556,15 +563,15 @@ class CoordinatorCore:
         if frame.op not in OPERATIONS:
             raise unknown_name("operation", frame.op, OPERATIONS, field="op")
         if frame.op in SUPERVISED and actor.role != "supervisor":
-            raise BadInput(f"operation '{frame.op}' is the supervisor's: ask it with `omni-bus drain`", field="op")
+            raise BadInput(f"operation '{frame.op}' is the supervisor's, to which `omni-bus` gives orders", field="op")
         match frame.op:
             case "health" | "metrics":
                 served_by = ("stage", "gateway")
                 others = [other for other in self._membership if other is not actor and other.role in served_by]
                 absent = self._roster.absent(now)
+                marks, wants_metrics = self._roster.marks, frame.op == "metrics"
                 return self._health.begin(
-                    *(actor.peer, frame.call, others, absent, now, self._roster.marks),
-                    wants_metrics=frame.op == "metrics",
+                    actor.peer, frame.call, others, absent, now, marks, wants_metrics=wants_metrics
                 )
             case "status":
                 return [Send(actor.peer, AdminReply(frame.call, self._status(now)))]

@@ -32,6 +32,8 @@ class Actor(msgspec.Struct):
     seen_at: float
     context_length: int | None = None
     """Of a stage's replica that is ready: tokens of prompt and answer together."""
+    suspected_at: float = -1.0
+    """When it had last missed all heartbeats but one."""
 
     @property
     def sender(self) -> Sender:

@@ -197,7 +197,7 @@ class StageCore:
         live, edge = found
         edge.accept(frame)
         if live.state is State.FLUSHING:
-            return self._consumed(live, edge, frame.payload)
+            return self._consumed(edge, frame.payload)
         if self._shape is not EngineShape.STEP:
             return self._feed(live, edge, (frame.payload,), now, is_last=False)
         live.input_bytes += size_of(frame.payload)
@@ -208,7 +208,7 @@ class StageCore:
                 stage=self.stage,
             )
         live.inputs.setdefault(edge.port, []).append(frame.payload)
-        return self._consumed(live, edge, frame.payload)
+        return self._consumed(edge, frame.payload)
 
     def _on_close(self, sender: Sender, frame: Close, now: float) -> list[StageEffect]:
         found = self._in_edge(sender, frame.request, frame.edge)
@@ -316,7 +316,7 @@ class StageCore:
             if live is not None and live.state is State.RUNNING:
                 used, live.in_step = live.in_step, []
                 for edge, payload in used:
-                    effects += self._consumed(live, edge, payload)
+                    effects += self._consumed(edge, payload)
         self._batch = ()
         return effects + self._start(now)
 
@@ -337,7 +337,7 @@ class StageCore:
             return []
         live.moved_at = now
         edge = next(edge for edge in live.in_edges.values() if edge is not None and edge.port == port)
-        return self._consumed(live, edge, payload)
+        return self._consumed(edge, payload)
 
     def _on_output(self, live: StageRequest, port: str, payload: Payload, now: float) -> list[StageEffect]:
         if live.first_output_at is None:
@@ -487,7 +487,7 @@ class StageCore:
             return None
         return live, found
 
-    def _consumed(self, live: StageRequest, edge: InEdge, payload: Payload) -> list[StageEffect]:
+    def _consumed(self, edge: InEdge, payload: Payload) -> list[StageEffect]:
         credit = edge.consume(payload)
         return [] if credit is None else [Send(edge.source, credit)]
 

@@ -77,7 +77,7 @@ class Ties:
         for peer, until in list(self._until.items()):
             if self._membership.get(peer.sender) is not None:
                 del self._until[peer]
-            elif until <= now or self._is_gone(peer):
+            elif until <= now or self.is_gone(peer):
                 if self._is_awaited(peer):
                     # The patience with that request began later; its end comes back here.
                     self._until[peer] = now + self._patience_s
@@ -87,7 +87,8 @@ class Ties:
                 effects += [Send(other.peer, Lost(peer, "it has not been heard of")) for other in self._membership]
         return [*effects, SetTimer(_DUE, min(self._until.values())) if self._until else DropTimer(_DUE)]
 
-    def _is_gone(self, peer: Peer) -> bool:
+    def is_gone(self, peer: Peer) -> bool:
+        """Whether an actor is known to be no more."""
         present = self._membership.named(peer.actor)
         return peer.sender in self._deaths or (present is not None and present.sender != peer.sender)
 

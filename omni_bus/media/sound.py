@@ -94,21 +94,6 @@ def s16_of(samples: Samples) -> bytes:
     return np.clip(np.rint(samples * np.float32(32768)), -32768, 32767).astype("<i2").tobytes()
 
 
-def fade(audio: Audio, *, in_s: float = 0.0, out_s: float = 0.0) -> Audio:
-    """Return s16 sound that swells from silence in its first `in_s` seconds and dies away in its last `out_s`.
-
-    A cut through a wave is heard as a click; five milliseconds are enough against it.
-    """
-    import numpy as np
-
-    samples = floats_of(audio).copy()
-    for seconds, ends in ((in_s, slice(None)), (out_s, slice(None, None, -1))):
-        num_frames = min(len(samples), round(seconds * audio.rate_hz))
-        ramp = (0.5 - 0.5 * np.cos(np.pi * np.arange(num_frames) / max(1, num_frames))).astype(np.float32)
-        samples[ends][:num_frames] *= ramp[:, None]
-    return Audio(audio.rate_hz, audio.channels, "s16", Blob(s16_of(samples)))
-
-
 class Resampler:
     """Another sample rate, by soxr (HQ: 20 bits), whose filter goes on from piece to piece.
 

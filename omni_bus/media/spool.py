@@ -140,14 +140,6 @@ class Spool:
         if self._writer is not None:
             await self._writer.flush()
 
-    def read_blocking(self, num_bytes: int = -1) -> bytes:
-        """Return the first bytes, or all; only after `flush`."""
-        wanted = self.num_bytes if num_bytes < 0 else min(num_bytes, self.num_bytes)
-        found = bytearray()
-        while len(found) < wanted and (piece := os.pread(self._fd, wanted - len(found), len(found))):
-            found += piece
-        return bytes(found)
-
     def close(self) -> None:
         """Give the memory or the file back."""
         if self._fd >= 0:

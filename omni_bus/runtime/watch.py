@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 MAX_LINKS = 40
 """Symbolic links that are followed on the way to a file, as path_resolution(7) has it."""
 
+_UNWATCHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What a folder raises that is not there, or not for us; anything else is the kernel's refusal."""
+
 
 class FileWatch:
     """Calls back whenever what a path leads to was written, replaced, removed or linked anew.
@@ -66,13 +69,13 @@ class FileWatch:
             for folder, name in steps(path):
                 try:
                     watch = self._inotify.add_watch(folder, wanted)
-                except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+                except _UNWATCHABLE as error:
                     logger.warning("a folder can't be watched", extra={"fields": {"why": str(error)}})
                     continue
                 self._names.setdefault(watch, set()).add(name)
         self._wholes = set()
         for folder in self._folders:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may come, which is seen
+            with contextlib.suppress(*_UNWATCHABLE):  # one that comes is seen
                 self._wholes.add(self._inotify.add_watch(folder, wanted))
 
     def _on_readable(self) -> None:

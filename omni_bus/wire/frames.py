@@ -544,9 +544,9 @@ AnyFrame: TypeAlias = ControlFrame | DataFrame | TransportFrame
 DATA_FRAMES: frozenset[type] = frozenset({Open, Chunk, Credit, Close})
 """What any actor may send to any other; the request's route decides whether it counts."""
 
-STAGE_FRAMES: frozenset[type] = DATA_FRAMES | {
-    *(Welcome, Refused, Introduce, Lost, Broken, Ping, Rest, Cancel, Inquire)
-}
+STAGE_FRAMES: frozenset[type] = DATA_FRAMES.union(
+    (Welcome, Refused, Introduce, Lost, Broken, Ping, Rest, Cancel, Inquire)
+)
 """What a stage understands; control frames come from the coordinator only."""
 
 CLIENT_FRAMES: frozenset[type] = (DATA_FRAMES | {Welcome, Refused, Introduce, Lost, Broken, Ping}) | {

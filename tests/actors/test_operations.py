@@ -12,7 +12,8 @@ import pytest
 from actors import operations as module
 from actors import supervisor as supervisor_module
 from actors.operations import Operations
-from actors.supervisor import Phase, Supervisor
+from actors.process import Phase
+from actors.supervisor import Supervisor
 from omni_bus.config.schema import DeploymentConfig, GatewayConfig, PipelineConfig, StageConfig
 from omni_bus.errors import Unavailable
 from omni_bus.runtime.control import (
@@ -26,6 +27,8 @@ from omni_bus.runtime.control import (
     Restart,
     Resume,
     Scale,
+    Sleep,
+    Wake,
 )
 from omni_bus.runtime.deployment import Deployment, read_deployment
 from tests.actors.test_supervisor import FakeChild, FakeClient
@@ -60,6 +63,9 @@ class Coordinator(FakeClient):
         super().__init__()
         self.log = log
         self.outstanding: dict[str, int] = {}
+        self.sleepless: dict[str, str] = {}
+        self.is_clinging = False
+        """Replicas do not let go of requests that are cut."""
         self.arrangement: dict[str, Any] = {}
         self.is_lost_once = False
         self.is_idle = asyncio.Event()
@@ -78,14 +84,17 @@ class Coordinator(FakeClient):
             raise Unavailable("the coordinator was lost before it answered")
         if op == "arrange":
             self.arrangement = args
-            marks = (f"{key[0]}:{','.join(args[key])}" for key in ("drained", "returning") if args[key])
+            marks = (f"{key[0]}:{','.join(args[key])}" for key in ("drained", "returning", "asleep") if args[key])
             self.log.append(" ".join(["arrange", *marks]))
             return None
+        if op == "rest":
+            self.log.append(f"rest {args['level']} {','.join(args['actors'])}")
+            return {"failed": {name: why for name, why in self.sleepless.items() if name in args["actors"]}}
         self.log.append(f"drain {','.join(args['actors'])}")
         await self.is_idle.wait()
         left = {name: count for name in args["actors"] if (count := self.outstanding.get(name))}
         has_cut = bool(left) and args["is_forced"]
-        return {"outstanding": {} if has_cut else left, "has_cut": has_cut}
+        return {"outstanding": {} if has_cut and not self.is_clinging else left, "has_cut": has_cut}
 
 
 class Child(FakeChild):
@@ -192,8 +201,58 @@ async def made(tmp_path: Path, monkeypatch) -> AsyncIterator[Made]:
     yield made
     made.supervisor._is_stopping = True
     for process in made.supervisor.processes:
-        made.supervisor._drop_timers(process)
+        process.drop_timers()
     made.socket.close()
+
+
+# --- sleep --------------------------------------------------------------------------------------------------
+
+
+async def test_replica_is_idle_before_it_sleeps_and_gets_requests_once_awake(made: Made) -> None:
+    assert (await made.order(Sleep(("llm.1",), level=2))).code == DONE
+    assert (await made.order(Wake())).code == DONE
+
+    assert made.log == ["arrange a:llm.1", "drain llm.1", "rest 2 llm.1", "rest 0 llm.1", "arrange"]
+    assert made.news == [("llm.1", phase) for phase in ("draining", "asleep", "waking", "ready")]
+
+
+async def test_replica_that_can_not_sleep_serves_on(made: Made) -> None:
+    made.coordinator.sleepless = {"llm.0": "level: 1 came (allowed: 2)"}
+
+    outcome = await made.order(Sleep(("llm",)))
+
+    assert (outcome.code, outcome.message) == (NOT_POSSIBLE, "llm.0: level: 1 came (allowed: 2)")
+    assert made.coordinator.arrangement["asleep"] == {"llm.1": 1}
+    assert made.news[2:] == [("llm.0", "ready"), ("llm.1", "asleep")]
+
+
+@pytest.mark.parametrize(
+    ("is_forced", "is_clinging", "code"),
+    [(False, False, NOT_CLEAN), (True, True, NOT_POSSIBLE), (True, False, NOT_CLEAN)],
+)
+async def test_replica_with_requests_does_not_sleep(
+    made: Made, *, is_forced: bool, is_clinging: bool, code: int
+) -> None:
+    made.coordinator.outstanding, made.coordinator.is_clinging = {"llm.1": 1}, is_clinging
+
+    outcome = await made.order(Sleep(("llm.1",), level=2, timeout_s=0.5, is_forced=is_forced))
+
+    has_let_go = is_forced and not is_clinging
+    assert outcome.code == code
+    assert made.coordinator.arrangement["asleep"] == ({"llm.1": 2} if has_let_go else {})
+    assert ("rest 2 llm.1" in made.log) == has_let_go
+    assert ("awake" in outcome.message) != has_let_go
+
+
+async def test_replica_that_sleeps_otherwise_sleeps_on(made: Made) -> None:
+    await made.order(Sleep(("llm.0",), level=2))
+    made.coordinator.sleepless = {"llm.0": "level: 1 came (allowed: 2, at which it sleeps, until it is woken)"}
+
+    outcome = await made.order(Sleep(("llm.0",), level=1))
+
+    assert outcome.code == NOT_POSSIBLE
+    assert made.coordinator.arrangement["asleep"] == {"llm.0": 2}
+    assert made.news[-1] == ("llm.0", "asleep")
 
 
 # --- restart ------------------------------------------------------------------------------------------------

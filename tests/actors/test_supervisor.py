@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from actors import supervisor
-from actors.supervisor import Phase, Supervisor
+from actors.process import Phase
+from actors.supervisor import Supervisor
 from omni_bus.config.schema import DeploymentConfig, PipelineConfig, StageConfig
 from omni_bus.errors import StartFailed
 from omni_bus.ids import Peer
@@ -85,7 +86,7 @@ class Watched:
 
     def close(self) -> None:
         for process in self.supervisor.processes:
-            self.supervisor._drop_timers(process)
+            process.drop_timers()
         if self.supervisor._started.done():
             self.supervisor._started.exception()
 

@@ -53,7 +53,7 @@ class TestWithoutModel:
 
         problems = HibariVoice.check(HibariOptions())
 
-        assert problems == [f"adapter: hibari needs hibari and sentencex ({adapter.INSTALL_ENGINE})"]
+        assert problems == [f"adapter: hibari needs hibari, sentencex ({adapter.INSTALL_ENGINE})"]
 
     @pytest.mark.parametrize(
         "params", [{"speed": 0.4}, {"speed": 2.5}, {"speed": "fast"}, {"seed": -1}, {"voice": 3}, {"pitch": 1}]

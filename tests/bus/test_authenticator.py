@@ -11,6 +11,7 @@ import zmq
 
 from omni_bus.bus.curve import Curve, make_client_keys, make_deployment_keys
 from omni_bus.bus.link import Link
+from omni_bus.bus.outbox import BREAKS_OFF
 from omni_bus.ids import Peer, Sender
 from omni_bus.wire.frames import Chunk, Ping
 from omni_bus.wire.payloads import Blob, Media
@@ -196,11 +197,30 @@ async def test_a_stranger_without_a_key_gets_nothing_in_and_one_line(opened: Cal
         await stranger.until(lambda: bool(stranger.refusals))
         assert "it has no key (further ones are only counted)" in await seen.come()
 
-    assert stranger.refusals == [("llm.0", "it wants keys")]
+    ((peer, reason),) = stranger.refusals
+    assert (peer, reason in ("it wants keys", BREAKS_OFF)) == ("llm.0", True)
     assert llm.link.statistics().refused >= 1
     # ZeroMQ may have closed a connection before its address could be asked for; then that is the one other line.
     assert len({line.partition(":")[0] for line in seen.lines}) == len(seen.lines) <= 2
     assert llm.frames == []
+
+
+async def test_who_closes_before_it_has_said_that_it_wants_keys_counts_as_one_who_does(
+    opened: Callable[..., End],
+) -> None:
+    """What a busy listener with keys does: it has read a whole greeting before its own is on its way."""
+
+    async def close_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close_at_once, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        stranger = opened("ann.0", None)
+        stranger.link.send(Peer("llm.0", 1, f"tcp://127.0.0.1:{port}"), Ping(1))
+
+        await stranger.until(lambda: bool(stranger.refusals))
+
+    assert stranger.refusals == [("llm.0", BREAKS_OFF)]
 
 
 async def test_a_key_that_is_not_allowed_gets_nothing_in_and_one_line(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from actors.supervisor import Phase, Process
+from actors.process import Phase, Process
 from omni_bus.cli.display import JsonDisplay, PlainDisplay, TableDisplay, make_display
 from omni_bus.config.schema import DeploymentConfig
 from omni_bus.core.pipeline import Pipeline

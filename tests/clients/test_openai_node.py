@@ -41,7 +41,7 @@ async def test_client_for_node_understands_every_answer() -> None:
 
         assert deployment.stages["llm.0"].stats.cancelled == 1
     assert json.loads(said) == {
-        "models": ["able", "plain", "vectors", "speaks"],
+        "models": ["able", "plain", "vectors", "sound", "speaks"],
         "contents": [WORDS, WORDS],
         "tokens": ["hi:0", " hi:1", " hi:2", " hi:3"],
         "streamed": WORDS,

@@ -38,7 +38,7 @@ async def client() -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_every_pipeline_is_a_model(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == ["able", "plain", "vectors", "speaks"]
+    assert [model.id async for model in client.models.list()] == ["able", "plain", "vectors", "sound", "speaks"]
 
 
 async def test_several_choices_with_log_probabilities(client: openai.AsyncOpenAI) -> None:

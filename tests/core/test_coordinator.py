@@ -1333,3 +1333,19 @@ def test_no_event_leaves_the_transition_table(state):
                 if GATEWAY_ASKS_AGAIN not in (first, second, third):
                     ended = [send.frame for send in deployment.sent if send.peer == GATEWAY]
                     assert sum(isinstance(frame, Failed) and frame.request == "r" for frame in ended) <= 1
+
+
+def test_coordinator_that_was_held_up_itself_gives_nobody_up():
+    """Its timers are due before it has read what was said meanwhile."""
+    up = Deployment()
+    up.join(LLM)
+    up.now = 100.0
+    up.take(up.core.on_timer(("alive", "llm.0"), up.now))
+    assert up.forgotten == []
+
+    up.frame(LLM, Heartbeat("l"))
+    up.wait_until(up.now + PATIENCE_S - 0.1)
+    assert up.forgotten == []
+
+    up.wait_until(up.now + 0.1)
+    assert up.forgotten == [LLM]

@@ -92,6 +92,19 @@ def test_hello_of_an_actor_that_was_there_all_the_time_names_whom_it_was_not_tol
     assert lost(deployment, GATEWAY) == [LLM]
 
 
+def test_route_of_a_live_request_names_whom_it_may_link_to_a_moment_later():
+    """Its client has the admission, and a broken link took along all that came after it."""
+    deployment = Deployment()
+    deployment.join(SUPERVISOR, GATEWAY, LLM, VOICE)
+    deployment.submit("r")
+    deployment.frame(SUPERVISOR, Lost(LLM))
+    deployment.sent.clear()
+
+    deployment.frame(GATEWAY, hello(GATEWAY, live=(route(),)))
+
+    assert lost(deployment, GATEWAY) == [LLM]
+
+
 def test_any_number_of_links_costs_a_bounded_table(new):
     linked = [Peer(f"x.{number}", number, "x") for number in range(2 * MAX_TIES)]
     new.frame(GATEWAY, hello(GATEWAY, *linked))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateways.health import Health, report
+from gateways.health import ActorRows, report
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.errors import Unavailable
 from omni_bus.wire.frames import RouteEdge
@@ -63,7 +63,7 @@ class FakeClient:
 
 
 async def test_question_that_is_lost_with_the_coordinator_is_no_fault() -> None:
-    assert await Health(FakeClient()).rows() is None  # type: ignore[arg-type]
+    assert await ActorRows(FakeClient()).rows() is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [None, [row()]])

@@ -71,6 +71,10 @@ async def test_counts_and_measures_are_told_without_a_key() -> None:
     llm = {"model_name": "some/model", "stage": "llm", "replica": "0"}
     assert found["lib:finished_total"] == [({**llm, "a": "b"}, 2.0)]
     assert found["omni_bus_requests_total"][0] == ({"outcome": "done"}, 2.0)
+    assert {labels["outcome"] for labels, _ in found["omni_bus_requests_total"]} == {
+        *("done", "failed", "cancelled", "rejected")
+    }
+    assert found["omni_bus_requests_rerouted_total"] == [({}, 0.0)]  # those go on, and end once
     assert found["omni_bus_coordinator_up"] == [({}, 1.0)]
     assert ({**llm, "outcome": "done"}, 2.0) in found["omni_bus_stage_requests_total"]
     assert [(labels["stage"], labels["replica"], value) for labels, value in found["omni_bus_stage_up"]] == [

@@ -1,4 +1,4 @@
-"""Rate, tempo, peaks and fades: right for the whole, and the same whatever pieces the sound comes in."""
+"""Rate, tempo and peaks: right for the whole, and the same whatever pieces the sound comes in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from omni_bus.media.sound import (
     Resampler,
     Shaper,
     Tempo,
-    fade,
     floats_of,
     join,
     s16_of,
@@ -172,16 +171,3 @@ def test_slices_join_to_the_whole(kind) -> None:
     assert [piece.num_frames for piece in pieces] == [300, 300, 300, 100]
     assert bytes(join(pieces).data.view) == bytes(audio.data.view)
     assert list(slices(audio, 1000)) == [audio]
-
-
-def test_fades_begin_and_end_in_silence_and_leave_the_middle() -> None:
-    audio = s16(np.full((2400, 2), 0.5, np.float32))
-
-    made = floats_of(fade(audio, in_s=0.01, out_s=0.02))
-
-    assert np.array_equal(made[[0, -1]], np.zeros((2, 2)))
-    assert np.array_equal(made[240:-480], np.full((1680, 2), 0.5))
-    assert np.all(np.diff(made[:240, 0]) >= 0)
-    assert np.all(np.diff(made[-480:, 0]) <= 0)
-    assert np.array_equal(fade(audio).data.view, audio.data.view)
-    assert fade(audio, in_s=9.0).data.view[:4] == bytes(4)  # longer than the sound

@@ -1,4 +1,4 @@
-"""The README, tried: its Python example, its requests, its commands, on the deployment that it starts."""
+"""The README and the one of `bench`, tried: the example, requests and commands, on the deployment that they start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.processes.conftest import Up
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "omni_bus/bench/README.md"))
 ADDRESS = "http://127.0.0.1:8000"
 
 pytestmark = [pytest.mark.model, pytest.mark.processes, pytest.mark.timeout(180)]
@@ -46,28 +46,38 @@ def deployment(up: Callable[..., Up]) -> Iterator[tuple[Up, str]]:
     assert started.stop() == 0
 
 
-def test_python_example_prints_and_speaks(deployment: tuple[Up, str], tmp_path: Path) -> None:
-    """The official client prints the answer, and Whisper reads the same words in the WAV that the example wrote."""
+def test_python_examples_print_and_speak(deployment: tuple[Up, str], tmp_path: Path) -> None:
+    """The official client prints what the README shows, and Whisper reads the same words in the files that it wrote."""
     up, address = deployment
-    (example,) = blocks("python")
-    assert ADDRESS in example
-    code = example.replace(ADDRESS, address)
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout) == (0, "The capital of France is Paris.\n"), run.stderr
+
+    def run(example: str) -> str:
+        assert ADDRESS in example
+        code = example.replace(ADDRESS, address)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    chat, live = blocks("python")
+    assert run(chat) == "The capital of France is Paris.\n"
     assert re.sub(r"\W", "", heard(tmp_path / "answer.wav")).lower() == "thecapitaloffranceisparis"
+    question, answer = run(live).splitlines()
+    assert question == "heard: What is the capital of France?"
+    assert question in README
+    assert "Paris" in answer
+    assert "paris" in heard(tmp_path / "reply.wav").lower()
 
 
 def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Path) -> None:
     up, address = deployment
-    asked, spoken, refused = (
+    asked, spoken, refused, measured = (
         subprocess.check_output(["bash", "-c", command.replace(ADDRESS, address)], cwd=tmp_path, env=up.environ)
         for command in commands("curl")
         if "transcriptions" not in command  # on another deployment: test_speech.py
     )
     asked, refused = json.loads(asked), json.loads(refused)
     assert spoken == b""
+    assert measured.startswith(b'omni_bus_requests_total{outcome="done"} ')
     assert "capital of france" in heard(tmp_path / "paris.mp3").lower()
     assert asked["choices"][0]["message"]["content"] == "The capital of France is Paris."
     assert refused["error"]["param"] == "temperature"
@@ -79,7 +89,8 @@ def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Pa
         run = subprocess.run(
             ["bash", "-c", whole], cwd=tmp_path, env=up.environ, capture_output=True, text=True, check=False
         )
-        assert run.returncode == (1 if "stages.llm.replica=2" in command else 0), (command, run.stderr)
+        code = 1 if "stages.llm.replica=2" in command else 2 if command.endswith("sleep llm") else 0
+        assert run.returncode == code, (command, run.stderr)
     assert "capital of france" in heard(tmp_path / "answer.wav").lower()
 
 

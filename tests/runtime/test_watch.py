@@ -138,3 +138,23 @@ async def test_whatever_changes_in_a_folder_is_told(tmp_path: Path) -> None:
     (folder / "b.key").unlink()
     await changed()
     watch.close()
+
+
+async def test_folder_that_is_not_for_us_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inotify_simple import INotify
+
+    folder = tmp_path / "allowed"
+    folder.mkdir()
+    add_watch = INotify.add_watch
+
+    def refuse(self: INotify, path: str, mask: int) -> int:
+        if path == str(folder):
+            raise PermissionError(13, "Permission denied", path)
+        return add_watch(self, path, mask)
+
+    monkeypatch.setattr(INotify, "add_watch", refuse)
+    told = asyncio.Event()
+    watch = FileWatch((), told.set, folders=(str(folder),))
+    folder.rename(tmp_path / "former")  # the way to it is watched
+    await told.wait()
+    watch.close()

@@ -56,6 +56,7 @@ def ratios(output: str) -> dict[str, float]:
         pytest.param("routing", "hit rate, prefix / round_robin", marks=pytest.mark.model),
         pytest.param("round_trip", "sound that comes in / time to write it down", marks=pytest.mark.model),
         ("recovery", "stage killed until its request goes on / start of the stage"),
+        ("sessions", "first word, session / pipeline"),
     ],
 )
 def test_quick_benchmark_prints_its_ratios(name: str, wanted: str) -> None:

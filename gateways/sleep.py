@@ -11,11 +11,13 @@ from gateways.health import is_kept
 from gateways.http import json_response
 from gateways.openapi import Answer, Operation
 from gateways.problems import Problem
+from omni_bus.core.administration import stage_of
 from omni_bus.runtime.control import BAD_ORDER, DONE, NOT_CLEAN, Sleep, Wake, give_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gateways.origins import Origins
     from omni_bus.core.pipeline import Pipeline
 
 MODES = ("abort", "wait")
@@ -24,7 +26,7 @@ LEVELS = ("1", "2")
 _STAGE = {
     "type": "array",
     "items": {"type": "string"},
-    "description": "STAGE or STAGE.REPLICA; by default all stages of the served pipelines",
+    "description": "STAGE or STAGE.REPLICA of the served pipelines; by default all their stages",
 }
 
 
@@ -54,7 +56,7 @@ OPERATIONS = (
             "stage": _STAGE,
         },
         answers=_done("sleeping", "level", "integer"),
-        errors=(400, 409, 503),
+        errors=(400, 403, 409, 503),
     ),
     Operation(
         method="post",
@@ -63,7 +65,7 @@ OPERATIONS = (
         summary="Wake engines that sleep",
         queries={"stage": _STAGE},
         answers=_done("awake", "tags", "null"),
-        errors=(400, 409, 503),
+        errors=(400, 403, 409, 503),
     ),
     Operation(
         method="get",
@@ -88,36 +90,53 @@ OPERATIONS = (
 )
 
 
-class RestRoutes:
+class SleepRoutes:
     """The three routes.
 
     Args:
         control: the supervisor's socket for orders.
         pipelines: whose stages are meant where a request names none.
+        origins: the pages that may give orders.
     """
 
-    def __init__(self, control: str, pipelines: Mapping[str, Pipeline]) -> None:
+    def __init__(self, control: str, pipelines: Mapping[str, Pipeline], origins: Origins) -> None:
         self._control = control
+        self._origins = origins
         self._stages = tuple(dict.fromkeys(stage for pipeline in pipelines.values() for stage in pipeline.stages))
 
     async def sleep(self, request: web.Request) -> web.Response:
         """``POST /sleep?level=1``."""
+        self._origins.check_order(request)
         query = _read_query(request, ("level", "mode", "stage"))
         level, mode = query.get("level", ["1"])[-1], query.get("mode", ["abort"])[-1]
         if level not in LEVELS:
             raise Problem(400, f"level: {shown(level)} came (allowed: 1, 2)", param="level")
         if mode not in MODES:
             raise Problem(400, f"mode: {shown(mode)} came (allowed: {', '.join(MODES)})", param="mode")
-        targets = tuple(query.get("stage", self._stages))
+        targets = self._targets(query)
         is_forced = mode == "abort"
         await self._give(Sleep(targets, int(level), 0.0 if is_forced else None, is_forced))
         return json_response({"status": "sleeping", "level": int(level)})
 
     async def wake_up(self, request: web.Request) -> web.Response:
         """``POST /wake_up``."""
+        self._origins.check_order(request)
         query = _read_query(request, ("stage",))
-        await self._give(Wake(tuple(query.get("stage", self._stages))))
+        await self._give(Wake(self._targets(query)))
         return json_response({"status": "awake", "tags": None})
+
+    def _targets(self, query: dict[str, list[str]]) -> tuple[str, ...]:
+        """Return the stages and replicas that are meant; those of pipelines served elsewhere are not this gateway's.
+
+        Raises:
+            Problem: 400.
+        """
+        targets = tuple(query.get("stage", self._stages))
+        for target in targets:
+            if target not in self._stages and stage_of(target) not in self._stages:
+                allowed = f"STAGE or STAGE.REPLICA, of {', '.join(self._stages)}"
+                raise Problem(400, f"stage: {shown(target)} came (allowed: {allowed})", param="stage")
+        return targets
 
     async def _give(self, order: Sleep | Wake) -> None:
         """Have an order carried out; ending running requests was asked for, and is no failure then.

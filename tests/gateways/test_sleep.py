@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from actors.testing import running
-from gateways.rest import RestRoutes
+from gateways.origins import Origins
+from gateways.sleep import SleepRoutes
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.runtime.control import DONE, NOT_CLEAN, NOT_POSSIBLE, ControlServer, Outcome, Sleep, Wake, control_path
 from omni_bus.wire.frames import RouteEdge
@@ -42,7 +43,8 @@ def row(stage: str, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_sleeping_is_a_pipeline_without_an_awake_replica(rows: list[dict[str, Any]], *, is_sleeping: bool) -> None:
-    routes = RestRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)})
+    origins = Origins("openai", readers=(), with_credentials=False, sockets=())
+    routes = SleepRoutes("", {"chat": Pipeline("chat", "chat", (), EDGES)}, origins)
 
     body = routes.is_sleeping(rows).body
     assert isinstance(body, bytes)
@@ -62,6 +64,12 @@ async def post(session: aiohttp.ClientSession, path: str, **headers: str) -> tup
         ("/sleep?mode=keep", "mode", "mode: 'keep' came (allowed: abort, wait)"),
         ("/sleep?tags=weights", "tags", "'tags': not a field of this route (allowed: level, mode, stage)"),
         ("/wake_up?tags=weights", "tags", "'tags': not a field of this route (allowed: stage)"),
+        ("/sleep?stage=", "stage", "stage: '' came (allowed: STAGE or STAGE.REPLICA, of llm)"),
+        (
+            "/wake_up?stage=llm.0&stage=other.0",
+            "stage",
+            "stage: 'other.0' came (allowed: STAGE or STAGE.REPLICA, of llm)",
+        ),
     ],
 )
 async def test_bad_query_is_refused_by_name(path: str, param: str, words: str) -> None:
@@ -69,6 +77,19 @@ async def test_bad_query_is_refused_by_name(path: str, param: str, words: str) -
         status, answer = await post(session, path)
 
     assert (status, answer["error"]["param"], answer["error"]["message"]) == (400, param, words)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("https://evil.example", 403), ("null", 403), ("https://friend.example", 503), ("own", 503), (None, 503)],
+)
+async def test_pages_of_others_give_no_orders(origin: str | None, status: int) -> None:
+    toml = TOML + 'cors_origins = ["https://friend.example"]\n'
+    async with running(toml) as deployment, aiohttp.ClientSession(deployment.url) as session:
+        headers = {} if origin is None else {"Origin": deployment.url.rstrip("/") if origin == "own" else origin}
+        found = [(await post(session, path, **headers))[0] for path in ("/sleep", "/wake_up")]
+
+    assert found == [status, status]  # 503: it went on to the supervisor, which is not there
 
 
 async def test_without_a_supervisor_nobody_sleeps() -> None:

@@ -1,0 +1,350 @@
+"""``WS /v1/realtime`` and ``WS /v1/duplex``: live conversations, in the dialect that the client speaks.
+
+A socket is an attachment: one request on the bus, whose input are the client's events and whose output are the
+session's. The session itself lives in a stage, and may outlive the socket and this process. One task reads and waits
+while the session has no credit for more; another writes and waits while the client takes nothing, and by that holds its
+own session and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType
+
+from gateways import websockets
+from gateways.http import Terms, terms_of
+from gateways.openai_models import EVENTS, can_converse, find_model
+from gateways.problems import Problem, scrub, to_problem
+from gateways.realtime_beta import BetaDialect
+from gateways.realtime_duplex import DuplexDialect
+from gateways.realtime_ga import GaDialect
+from gateways.realtime_reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal
+from gateways.realtime_turn import TurnAudioEvents, TurnDialect, is_turn
+from omni_bus.client import Item
+from omni_bus.core.session import client_events as asked
+from omni_bus.core.session import server_events as said
+from omni_bus.core.session.codec import payload_of, server_event
+from omni_bus.core.session.codes import Code, SessionError
+from omni_bus.errors import OmniBusError
+from omni_bus.gateway import STOPPING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp import WSMessage, web
+
+    from gateways.realtime_reading import Events
+    from omni_bus.client import BusClient, Request
+    from omni_bus.core.pipeline import Pipeline
+
+PATH = "/v1/realtime"
+DUPLEX_PATH = "/v1/duplex"
+
+BETA_PROTOCOL = "openai-beta.realtime-v1"
+PROTOCOLS = ("realtime", BETA_PROTOCOL)
+
+YES = ("1", "true", "on", "yes")
+NO = ("0", "false", "off", "no")
+
+
+class Dialect(Protocol):
+    """Client frames to events, events to frames."""
+
+    def read(self, fields: Mapping[str, Any]) -> Events:
+        """Return what a client says with one frame."""
+        ...
+
+    def frames(self, event: said.AnyServerEvent) -> list[dict[str, Any]]:
+        """Return what a client is told of one event."""
+        ...
+
+
+class RealtimeOptions(msgspec.Struct, frozen=True):
+    """What an operator may choose.
+
+    Args:
+        turn_audio_events: under which names the turn dialect sends sound.
+        is_duplex: a bare connection to ``/v1/realtime`` is duplex.
+        first_event_timeout_s: a client of a duplex dialect may take so long to say its first word.
+        write_timeout_s: a client may take nothing for so long.
+    """
+
+    turn_audio_events: TurnAudioEvents
+    is_duplex: bool
+    first_event_timeout_s: float
+    write_timeout_s: float
+
+
+class RealtimeRoute:
+    """The handler of both paths.
+
+    Args:
+        client: the bus.
+        models: pipelines by every name that clients may use.
+        draining: set when the server is about to stop.
+        options: see there.
+    """
+
+    def __init__(
+        self, client: BusClient, models: Mapping[str, Pipeline], draining: asyncio.Event, options: RealtimeOptions
+    ) -> None:
+        self.client = client
+        self.models = models
+        self.draining = draining
+        self.options = options
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one socket; when its client goes, this is cancelled, and the session is told so."""
+        terms = terms_of(request)
+        socket = await websockets.upgrade(
+            request, max_message_bytes=2 * MAX_EVENT_BYTES, protocols=PROTOCOLS, may_compress=False
+        )
+        await _Attachment(self, request, socket, terms).serve()
+        return socket
+
+    def has_sessions(self) -> bool:
+        """Whether any pipeline holds conversations."""
+        return any(can_converse(pipeline) for pipeline in self.models.values())
+
+    def find(self, model: str | None) -> Pipeline:
+        """Return the pipeline that a client names.
+
+        Raises:
+            SessionError: there is none.
+        """
+        try:
+            return find_model(model, self.models, can_converse, "holds live conversations")
+        except Problem as problem:
+            raise SessionError(Code.MODEL_NOT_FOUND, problem.message, param="model") from None
+
+
+class _GoingAway(Exception):
+    """The server stops, and the conversation has a pause."""
+
+
+class _Attachment:
+    """One socket."""
+
+    def __init__(self, route: RealtimeRoute, request: web.Request, socket: web.WebSocketResponse, terms: Terms) -> None:
+        self._route = route
+        self._query = request.query
+        self._socket = socket
+        self._terms = terms
+        self._is_beta = "realtime=v1" in request.headers.get("OpenAI-Beta", "") or (
+            BETA_PROTOCOL in websockets.offered(request)
+        )
+        self._is_duplex = self._wants_duplex(request.path)
+        self._dialect: Dialect = GaDialect(lambda _: False)
+        self._is_latched = self._is_beta or self._is_duplex
+        self._active: set[str] = set()
+        """Responses that are being given."""
+        self._paused = asyncio.Event()
+        self._paused.set()
+        self._reason = ""
+
+    def _wants_duplex(self, path: str) -> bool:
+        wanted = self._query.get("duplex", "").lower()
+        if wanted in YES or path == DUPLEX_PATH:
+            return True
+        return self._route.options.is_duplex and wanted not in NO
+
+    async def serve(self) -> None:
+        """Attach, and carry events both ways until one side is done.
+
+        Raises:
+            Problem: why the server ends it.
+        """
+        if not self._route.has_sessions():
+            what = "Duplex API is not available" if self._is_duplex else "no model here holds live conversations"
+            await self._send({"type": "error", "error": what, "code": "unsupported"})
+            await self._close(WSCloseCode.POLICY_VIOLATION, what)
+            return
+        try:
+            if "call_id" in self._query:
+                raise SessionError(Code.UNSUPPORTED, "call_id: calls can't be joined here", param="call_id")
+            pipeline = self._route.find(self._query.get("model"))
+            self._dialect = self._first_dialect(pipeline)
+            opening = await self._opening(pipeline)
+        except SessionError as error:
+            await self._tell(error)
+            await self._close(WSCloseCode.POLICY_VIOLATION, error.message)
+            return
+        if opening:
+            await self._attached(pipeline, opening)
+
+    def _first_dialect(self, pipeline: Pipeline) -> Dialect:
+        if self._is_duplex:
+            return DuplexDialect(lambda name: self._route.models.get(name) is pipeline, is_beta=self._is_beta)
+        kind = BetaDialect if self._is_beta else GaDialect
+        return kind(lambda name: self._route.models.get(name) is pipeline)
+
+    # --- the beginning ----------------------------------------------------------------------------------------
+
+    async def _opening(self, pipeline: Pipeline) -> Events:
+        """Return the session's first events; none if the client left before it said anything.
+
+        Raises:
+            SessionError: the client's first frame can't open a session, or did not come.
+        """
+        model = self._query.get("model") or pipeline.serve_as
+        dialect = self._dialect
+        if not isinstance(dialect, DuplexDialect):
+            kind = {"type": "transcription"} if self._query.get("intent") == "transcription" else {}
+            name = f"sess_{secrets.token_hex(12)}"
+            return [asked.SessionOpen(session_id=name, session={"model": model, **kind})]
+        must_wait = self._query.get("autostart", "").lower() in NO or self._query.get("resume", "").lower() in YES
+        if "model" in self._query and not must_wait:
+            return dialect.opening({}, model)
+        try:
+            async with asyncio.timeout(self._route.options.first_event_timeout_s):
+                received = await self._socket.receive()
+        except TimeoutError:
+            allowed_s = self._route.options.first_event_timeout_s
+            message = f"event: none came in time (allowed: {allowed_s:g} s)"
+            raise SessionError(Code.CONFIG_TIMEOUT, message) from None
+        if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return []
+        return dialect.first(await read_frame(_text(received)), model)
+
+    async def _attached(self, pipeline: Pipeline, opening: Events) -> None:
+        first = opening[0]
+        assert isinstance(first, asked.SessionOpen | asked.SessionResume)
+        terms = Terms(**{**self._terms, "session": first.session_id})
+        try:
+            async with await self._route.client.submit(pipeline.name, [EVENTS], **terms) as call:
+                for event in opening:
+                    await call.send(EVENTS, payload_of(event))
+                await self._carry(call)
+        except _GoingAway:
+            await self._tell(SessionError(Code.STOPPING, STOPPING))
+            await self._close(WSCloseCode.GOING_AWAY, STOPPING)
+        except OmniBusError as error:
+            await self._tell(SessionError(Code.ENGINE_FAILED, scrub(to_problem(error).message)))
+            if self._route.draining.is_set():
+                await self._close(WSCloseCode.GOING_AWAY, STOPPING)
+            raise
+        else:
+            await self._close(WSCloseCode.OK, self._reason)
+
+    async def _carry(self, call: Request) -> None:
+        """Carry events both ways until the client leaves, the session lets it go, or the server stops."""
+        tasks = [asyncio.create_task(run) for run in (self._read(call), self._write(call), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """End the attachment in the first pause after the server began to stop."""
+        await self._route.draining.wait()
+        await self._paused.wait()
+        raise _GoingAway
+
+    # --- client to session ------------------------------------------------------------------------------------
+
+    async def _read(self, call: Request) -> None:
+        while True:
+            received = await self._socket.receive()
+            if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                return
+            for event in await self._understood(received):
+                await call.send(EVENTS, payload_of(event))
+
+    async def _understood(self, received: WSMessage) -> Events:
+        """Return what a frame says; what can't be read is for the session to refuse, in its turn."""
+        event_id = None
+        try:
+            fields = await read_frame(_text(received))
+            event_id = event_id_of(fields)
+            self._latch(fields)
+            return self._dialect.read(fields)
+        except SessionError as error:
+            return [refusal(error, event_id)]
+
+    def _latch(self, fields: Mapping[str, Any]) -> None:
+        """Settle the dialect at the first frame."""
+        if self._is_latched:
+            return
+        self._is_latched = True
+        if is_turn(fields):
+            pipeline = self._route.find(self._query.get("model"))
+            self._dialect = TurnDialect(lambda name: self._check(name, pipeline), self._turn_audio_events())
+
+    def _check(self, model: str, pipeline: Pipeline) -> None:
+        if self._route.find(model) is not pipeline:
+            message = f"model: {model!r} came (allowed here: {pipeline.serve_as!r}; others as ?model=)"
+            raise SessionError(Code.MODEL_NOT_FOUND, message, param="model")
+
+    def _turn_audio_events(self) -> TurnAudioEvents:
+        asked_for = self._query.get("turn_audio_events", "")
+        match asked_for:
+            case "both" | "seed" | "ga":
+                return asked_for
+            case _:
+                return self._route.options.turn_audio_events
+
+    # --- session to client ------------------------------------------------------------------------------------
+
+    async def _write(self, call: Request) -> None:
+        async for item in call:
+            if isinstance(item, Item):
+                event = server_event(item.payload)
+                for frame in self._dialect.frames(event):
+                    await self._send(frame)
+                self._note(event)
+
+    def _note(self, event: said.AnyServerEvent) -> None:
+        match event:
+            case said.ResponseCreated():
+                self._active.add(event.response.id)
+                self._paused.clear()
+            case said.ResponseDone():
+                self._active.discard(event.response.id)
+                if not self._active:
+                    self._paused.set()
+            case said.SessionClosed() | said.SessionExpired() | said.ResyncRequired():
+                self._reason = event.reason
+            case said.SessionReplaced():
+                self._reason = "session_replaced"
+            case _:
+                pass
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        """Send one frame and wait until the client has taken enough of what came before.
+
+        Raises:
+            ConnectionError: the client is gone, or took nothing in time.
+        """
+        try:
+            async with asyncio.timeout(self._route.options.write_timeout_s):
+                await self._socket.send_str(msgspec.json.encode(frame).decode())
+        except TimeoutError:
+            raise ConnectionResetError("the client takes nothing") from None
+
+    async def _tell(self, error: SessionError) -> None:
+        """Tell of something that no session tells of, in a form that clients of every dialect can read."""
+        code = error.code.vendor_code if self._is_duplex else error.code.code
+        if isinstance(self._dialect, TurnDialect):
+            await self._send({"type": "error", "error": error.message, "code": code})
+            return
+        shape = {"type": error.code.type, "code": code, "message": error.message, "param": error.param}
+        frame = {"type": "error", "event_id": f"event_{secrets.token_hex(8)}", "error": {**shape, "event_id": None}}
+        await self._send(frame if self._is_latched else {**frame, "code": code, "message": error.message})
+
+    async def _close(self, code: int, reason: str) -> None:
+        message = reason.encode()[: websockets.MAX_REASON_BYTES].decode(errors="ignore").encode()
+        await self._socket.close(code=int(code), message=message)
+
+
+def _text(received: WSMessage) -> str:
+    if received.type is not WSMsgType.TEXT:
+        raise SessionError(Code.INVALID_EVENT, "event: a binary frame came (allowed: JSON as text)")
+    return received.data

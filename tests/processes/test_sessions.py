@@ -1,0 +1,103 @@
+"""A client that is killed in the middle of an answer: another one goes on, without a lost or doubled event."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from omni_bus.client import Item
+from omni_bus.core.session import client_events as asked
+from omni_bus.core.session import server_events as said
+from omni_bus.core.session.codec import payload_of, server_event
+from omni_bus.runtime import rundir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from processes.conftest import Up  # pyright: ignore[reportMissingImports]
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+TOML = (
+    (ROOT / "configs" / "synthetic_sessions.toml")
+    .read_text()
+    .replace("8000", "0")
+    .replace('chat = "voice"', 'chat = "voice"\noutput_lead_ms = 200')
+)
+
+# Opens a session, asks for an answer, and writes down what it is told.
+CHILD = """
+import asyncio, sys
+import msgspec
+from omni_bus.client import BusClient
+from omni_bus.core.session import client_events as asked
+from omni_bus.core.session.codec import payload_of, server_event
+
+async def main():
+    client = await BusClient.connect("victim", sys.argv[1], sys.argv[2], timeout_s=20)
+    request = await client.submit("sessions", ["events"], session="sess_1")
+    await request.send("events", payload_of(asked.SessionOpen(session_id="sess_1", is_resumable=True)))
+    await request.send("events", payload_of(asked.ResponseCreate()))
+    async for item in request:
+        event = server_event(item.payload)
+        token = getattr(event, "resume_token", None)
+        heard = {"seq": event.server_event_seq, "id": event.event_id, "type": type(event).__name__, "token": token}
+        print(msgspec.json.encode(heard).decode(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_client_is_succeeded(up: Callable[..., Up], environ: dict[str, str]) -> None:
+    deployment = up(TOML)
+    await deployment.told("ready")
+    client = await deployment.client()
+    path, about = rundir.find(rundir.root(environ), deployment.name)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CHILD,
+        f"ipc://{path}/victim.sock",
+        about.coordinator_endpoint,
+        env=environ,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    heard = []
+    while sum(event["type"] == "AudioDelta" for event in heard) < 5:
+        heard.append(msgspec.json.decode(await child.stdout.readline()))
+    child.kill()
+    heard += [msgspec.json.decode(line) for line in (await child.stdout.read()).splitlines()]
+    await child.wait()
+    token, seq = heard[0]["token"], heard[-1]["seq"]
+    assert heard[-1]["type"] != "ResponseDone"
+
+    request = await client.submit("sessions", ["events"], session="sess_1")
+    resume = asked.SessionResume(session_id="sess_1", resume_token=token, last_received_server_event_seq=seq)
+    await request.send("events", payload_of(resume))
+    more = []
+    async for item in request:
+        assert isinstance(item, Item)
+        more.append(server_event(item.payload))
+        if sum(isinstance(event, said.AudioDelta) for event in more) == 5 and isinstance(more[-1], said.AudioDelta):
+            await request.send("events", payload_of(asked.ResponseCancel()))
+        if isinstance(more[-1], said.ResponseDone):
+            break
+    await request.send("events", payload_of(asked.SessionClose()))
+    async for _ in request:
+        pass
+    await client.close()
+
+    assert isinstance(more[0], said.SessionResumed)
+    seqs = [event["seq"] for event in heard[1:]] + [event.server_event_seq for event in more[1:]]
+    assert seqs == list(range(1, len(seqs) + 1))
+    names = [event["id"] for event in heard] + [event.event_id for event in more]
+    assert len(set(names)) == len(names)
+    assert await asyncio.to_thread(deployment.stop) == 0

@@ -243,9 +243,12 @@ class Operations:
             for name in names:
                 say(News(name, "draining"))
             left = await self._until_idle(names, patience)
-            if left and not patience.is_forced:
+            if left:
                 await self._arrange_asleep(_without(self._deployment.asleep, new))
-                raise Unfinished(NOT_CLEAN, f"{_in_words(left, patience)}, so it stays awake (--force ends them)")
+                words = f"{_in_words(left, patience)}, so it stays awake"
+                if patience.is_forced:
+                    raise Unfinished(NOT_POSSIBLE, f"{words}; told to end them, it has not after {CUT_S:g} s more")
+                raise Unfinished(NOT_CLEAN, f"{words} (--force ends them)")
             failed = (await self._rest(names, order.level))["failed"]
             if failed:
                 await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))

@@ -254,6 +254,8 @@ class StageActor:
             return error
         except Exception as error:  # the order has failed; the process goes on
             logger.exception("the engine could not rest", extra={"fields": {"level": level}})
+            # What broke on its way to sleep may be half unloaded: the order's end wakes it, and so makes it whole.
+            self._level = level or self._level
             return stage_failed(error, self._stage)
         self._level = level
         self._metrics = ()

@@ -6,6 +6,7 @@ ADAPTERS: dict[str, str] = {
     "transformers-codec": "adapters.transformers_codec:TransformersCodec",
     "transformers-embedding": "adapters.transformers_embedding:TransformersEmbedding",
     "transformers-image-text": "adapters.transformers_image_text:TransformersImageText",
+    "transformers-moshi": "adapters.transformers_moshi:TransformersMoshi",
     "transformers-speech": "adapters.transformers_speech:TransformersSpeech",
     "transformers-vits": "adapters.transformers_vits:TransformersVits",
     "vllm": "adapters.vllm_text:VllmText",

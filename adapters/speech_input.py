@@ -1,4 +1,4 @@
-"""Sound of any rate, format and channels, piece by piece, to what recognisers hear: mono, 16 kHz, float32."""
+"""Sound of any rate, format and channels, piece by piece, to what models hear: mono, 16 kHz by default, float32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _LARGE_BYTES = 256 * 1024
 class SpeechInput:
     """One request's sound; the resampler's state is carried over from piece to piece, so that cuts are not heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate_hz: int = RATE_HZ) -> None:
+        self._rate_hz = rate_hz
         self._shape: tuple[int, int, str] | None = None
         self._resampler: Any = None
 
@@ -68,10 +69,10 @@ class SpeechInput:
                 allowed = f"{MIN_RATE_HZ} to {MAX_RATE_HZ}"
                 raise BadInput(f"audio: a rate of {audio.rate_hz} Hz came (allowed: {allowed})", field="audio")
             self._shape = shape
-            if audio.rate_hz != RATE_HZ:
+            if audio.rate_hz != self._rate_hz:
                 import soxr
 
-                self._resampler = soxr.ResampleStream(audio.rate_hz, RATE_HZ, 1, dtype="float32")
+                self._resampler = soxr.ResampleStream(audio.rate_hz, self._rate_hz, 1, dtype="float32")
         elif shape != self._shape:
             raise BadInput(
                 f"audio: {audio.channels} channels at {audio.rate_hz} Hz as {audio.format} came after {self._shape[1]} "

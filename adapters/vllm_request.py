@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from adapters.chat import plain_messages, read_prompt, template_messages
@@ -210,8 +211,6 @@ def _apply_template(prompt: Prompt, tokenizer: Any, template: str | None, *, may
 
 
 def _tool_of(tool: Any) -> dict[str, Any]:
-    import msgspec
-
     return msgspec.to_builtins(tool) | {"type": "function"}
 
 

@@ -2,4 +2,5 @@
 
 GATEWAYS: dict[str, str] = {
     "openai": "gateways.openai:OpenAIGateway",
+    "moshi": "gateways.moshi:MoshiGateway",
 }

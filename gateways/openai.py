@@ -144,6 +144,7 @@ class OpenAIGateway(HttpGateway):
             self.client,
             self._models,
             self.draining,
+            self.retiring,
             realtime.RealtimeOptions(
                 turn_audio_events=self.options.turn_audio_events,
                 is_duplex=self.options.default_realtime == "duplex",

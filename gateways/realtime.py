@@ -29,7 +29,7 @@ from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codec import payload_of, server_event
 from omni_bus.core.session.codes import Code, SessionError
-from omni_bus.errors import OmniBusError
+from omni_bus.errors import OmniBusError, Refused
 from omni_bus.gateway import STOPPING
 
 if TYPE_CHECKING:
@@ -86,15 +86,22 @@ class RealtimeRoute:
         client: the bus.
         models: pipelines by every name that clients may use.
         draining: set when the server is about to stop.
+        retiring: set when a successor serves on the same address.
         options: see there.
     """
 
     def __init__(
-        self, client: BusClient, models: Mapping[str, Pipeline], draining: asyncio.Event, options: RealtimeOptions
+        self,
+        client: BusClient,
+        models: Mapping[str, Pipeline],
+        draining: asyncio.Event,
+        retiring: asyncio.Event,
+        options: RealtimeOptions,
     ) -> None:
         self.client = client
         self.models = models
         self.draining = draining
+        self.retiring = retiring
         self.options = options
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -223,7 +230,8 @@ class _Attachment:
             await self._tell(SessionError(Code.STOPPING, STOPPING))
             await self._close(WSCloseCode.GOING_AWAY, STOPPING)
         except OmniBusError as error:
-            await self._tell(SessionError(Code.ENGINE_FAILED, scrub(to_problem(error).message)))
+            code = Code.TOO_MANY_RESPONSES if isinstance(error, Refused) else Code.ENGINE_FAILED
+            await self._tell(SessionError(code, scrub(to_problem(error).message)))
             if self._route.draining.is_set():
                 await self._close(WSCloseCode.GOING_AWAY, STOPPING)
             raise
@@ -232,7 +240,10 @@ class _Attachment:
 
     async def _carry(self, call: Request) -> None:
         """Carry events both ways until the client leaves, the session lets it go, or the server stops."""
-        tasks = [asyncio.create_task(run) for run in (self._read(call), self._write(call), self._watch())]
+        runs = [self._read(call), self._write(call), self._leave_after(self._route.draining)]
+        if self._is_duplex:  # whose client comes back to the same session
+            runs.append(self._leave_after(self._route.retiring))
+        tasks = [asyncio.create_task(run) for run in runs]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -242,9 +253,9 @@ class _Attachment:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        """End the attachment in the first pause after the server began to stop."""
-        await self._route.draining.wait()
+    async def _leave_after(self, event: asyncio.Event) -> None:
+        """End the attachment in the first pause after the event."""
+        await event.wait()
         await self._paused.wait()
         raise _GoingAway
 

@@ -98,6 +98,7 @@ class DuplexDialect:
         match event:
             case said.SessionCreated() | said.SessionUpdated() | said.SessionResumed():
                 self._session_id, self._epoch = event.session.id, event.session.epoch
+                self._reader.settle(event.session.config)
                 if frame.get("resume_token", "") is None:
                     del frame["resume_token"]
                 return [frame | {"session": self._session(event.session)}]

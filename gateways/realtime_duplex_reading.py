@@ -121,13 +121,19 @@ class DuplexReader:
         Raises:
             SessionError: it has not the shape of one.
         """
-        self._has_rate = True
+        self._has_rate = self._is_ga = True  # whatever it is, it is settled
         try:
             return read_as(fields, asked.SessionResume, *names)
         except SessionError as error:
             raise SessionError(Code.INVALID_RESUME, error.message, param=error.param) from None
 
     # --- the session ------------------------------------------------------------------------------------------
+
+    def settle(self, config: SessionConfig) -> None:
+        """Take notice of what counts, which another connection may have said."""
+        if config.duplex is not None:
+            self._policy = config.duplex.overlap_policy
+            self._answers_commits = config.duplex.auto_response
 
     def opening_patch(self, session: dict[str, Any]) -> dict[str, Any]:
         """Return what a new session is configured with.
@@ -209,7 +215,7 @@ class DuplexReader:
         wanted = "listen_only" if detection is None else "barge_in_on_speech"
         if policy is not None and policy != wanted:
             raise _turns(f"overlap_policy: {shown(policy)} came (allowed with this turn_detection: '{wanted}')")
-        patch["duplex"]["overlap_policy"] = self._policy = wanted
+        patch["duplex"]["overlap_policy"] = wanted
         if isinstance(detection, dict):
             given["turn_detection"] = _detection(cast("dict[str, Any]", detection))
 

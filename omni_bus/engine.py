@@ -193,7 +193,7 @@ class Engine(ABC):
             level: 1 gives accelerator memory back and keeps the weights elsewhere; 2 keeps nothing.
 
         Raises:
-            BadInput: the engine can't sleep so; it is as before.
+            OmniBusError: the engine can't sleep so; it is as before. After anything else that is raised it is woken.
         """
         if level not in self.sleep_levels:
             levels = ", ".join(map(str, sorted(self.sleep_levels)))

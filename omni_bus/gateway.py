@@ -83,6 +83,8 @@ class Gateway(ABC):
         self.draining = asyncio.Event()
         """Set once: open responses go on, new requests are refused, health says so, and sockets that wait for their
         clients close."""
+        self.retiring = asyncio.Event()
+        """Set once: a successor accepts on the same address, so sockets whose clients lose nothing by it may close."""
 
     @property
     def is_draining(self) -> bool:
@@ -299,6 +301,7 @@ class GatewayServer:
         is the connection's last (RFC 9112, section 9.6).
         """
         self._is_retiring = True
+        self._gateway.retiring.set()
         for listener in self._listeners:
             listener.close()
         await asyncio.sleep(0)  # connections accepted just now get their first callback

@@ -64,6 +64,8 @@ class Coordinator(FakeClient):
         self.log = log
         self.outstanding: dict[str, int] = {}
         self.sleepless: dict[str, str] = {}
+        self.is_clinging = False
+        """Replicas do not let go of requests that are cut."""
         self.arrangement: dict[str, Any] = {}
         self.is_lost_once = False
         self.is_idle = asyncio.Event()
@@ -92,7 +94,7 @@ class Coordinator(FakeClient):
         await self.is_idle.wait()
         left = {name: count for name in args["actors"] if (count := self.outstanding.get(name))}
         has_cut = bool(left) and args["is_forced"]
-        return {"outstanding": {} if has_cut else left, "has_cut": has_cut}
+        return {"outstanding": {} if has_cut and not self.is_clinging else left, "has_cut": has_cut}
 
 
 class Child(FakeChild):
@@ -222,6 +224,24 @@ async def test_replica_that_can_not_sleep_serves_on(made: Made) -> None:
     assert (outcome.code, outcome.message) == (NOT_POSSIBLE, "llm.0: level: 1 came (allowed: 2)")
     assert made.coordinator.arrangement["asleep"] == {"llm.1": 1}
     assert made.news[2:] == [("llm.0", "ready"), ("llm.1", "asleep")]
+
+
+@pytest.mark.parametrize(
+    ("is_forced", "is_clinging", "code"),
+    [(False, False, NOT_CLEAN), (True, True, NOT_POSSIBLE), (True, False, NOT_CLEAN)],
+)
+async def test_replica_with_requests_does_not_sleep(
+    made: Made, *, is_forced: bool, is_clinging: bool, code: int
+) -> None:
+    made.coordinator.outstanding, made.coordinator.is_clinging = {"llm.1": 1}, is_clinging
+
+    outcome = await made.order(Sleep(("llm.1",), level=2, timeout_s=0.5, is_forced=is_forced))
+
+    has_let_go = is_forced and not is_clinging
+    assert outcome.code == code
+    assert made.coordinator.arrangement["asleep"] == ({"llm.1": 2} if has_let_go else {})
+    assert ("rest 2 llm.1" in made.log) == has_let_go
+    assert ("awake" in outcome.message) != has_let_go
 
 
 async def test_replica_that_sleeps_otherwise_sleeps_on(made: Made) -> None:

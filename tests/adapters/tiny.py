@@ -198,6 +198,37 @@ def csm(folder: Path) -> str:
     return str(folder)
 
 
+def moshi(folder: Path) -> str:
+    """Save a Moshi with its Mimi: four codebooks of 32 codes, a main model that looks back 12 frames."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>", "<pad>"), "</s>")
+    config = transformers.MoshiConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        sliding_window=12,
+        ffn_dim=64,
+        num_codebooks=4,
+        audio_encoder_config=_mimi(32, 4).to_dict(),
+        depth_decoder_config={
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "ffn_dim": 32,
+            "max_position_embeddings": 5,
+        },
+    )
+    model = enliven(transformers.MoshiForConditionalGeneration(config))
+    model.audio_encoder.encoder.downsample.conv.weight.data *= 6.0  # so that different sound has different codes
+    _fill_codebooks(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def dac(folder: Path) -> str:
     """Save a Dac codec: four codebooks of 24 codes, 8 kHz, 250 frames a second."""
     torch.manual_seed(0)

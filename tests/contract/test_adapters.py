@@ -197,6 +197,16 @@ SAMPLES: dict[str, Sample] = {
         packages=("torch", "transformers"),
         is_model=True,
     ),
+    "transformers-moshi": Sample(
+        {"audio": _spoken("bottles")["audio"][:2]},
+        {"audio": _spoken("bicycle")["audio"][:3]},
+        _NOT_SOUND,
+        {"text_topk": 0},
+        params={"seed": 1},
+        tiny="moshi",
+        packages=("torch", "transformers", "soxr"),
+        is_model=True,
+    ),
     "transformers-speech": Sample(
         _words("One sentence. ", "Another one."),
         _words("Something else."),

@@ -267,7 +267,7 @@ def credentials_of(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_a_cut_connection_is_resumed_without_a_lost_or_doubled_event() -> None:
-    async with deployed(("tokens = 3", "tokens = 40")) as deployment:
+    async with deployed(("tokens = 3", "tokens = 15")) as deployment:
         async with connected(deployment, f"{DUPLEX}&model=synthetic-sessions") as first:
             created = await first.hear()
             await first.ask("Hello")
@@ -382,14 +382,20 @@ async def test_the_list_of_models_has_the_pipeline() -> None:
         assert "synthetic-sessions" in [model["id"] for model in (await response.json())["data"]]
 
 
-async def test_a_full_deployment_says_so() -> None:
-    change = ('chat = "voice"', 'chat = "voice"\nmax_sessions = 1')
-    async with deployed(change) as deployment, connected(deployment) as first:
+@pytest.mark.parametrize(
+    ("former", "new", "code"),
+    [
+        ('chat = "voice"', 'chat = "voice"\nmax_sessions = 1', 1000),  # the session stage says so
+        ("max_in_flight = 512", "max_in_flight = 1\nmax_queued = 0", 1013),  # the coordinator does
+    ],
+)
+async def test_a_full_deployment_says_so(former: str, new: str, code: int) -> None:
+    async with deployed((former, new)) as deployment, connected(deployment) as first:
         await first.hear()
         async with connected(deployment) as second:
             refused = await second.error()
             assert refused["error"]["type"] == "rate_limit_error"
-            assert (await second.end())[0] == 1000
+            assert (await second.end())[0] == code
 
 
 # --- flow and ends ----------------------------------------------------------------------------------------------
@@ -426,6 +432,19 @@ async def test_a_gateway_that_stops_lets_an_answer_end_and_says_goodbye() -> Non
         await busy.until("response.done")
         assert (await busy.end())[0] == 1001
         assert await stopping
+
+
+async def test_a_gateway_with_a_successor_sends_those_there_who_can_come_back() -> None:
+    async with deployed() as deployment, connected(deployment) as stays:
+        await stays.hear()
+        async with connected(deployment, f"{DUPLEX}&model=synthetic-sessions") as goes:
+            await goes.hear()
+            retiring = asyncio.create_task(deployment.gateway.retire())
+            assert (await goes.end())[0] == 1001
+        await stays.ask("Hello")
+        await stays.until("response.done")
+        await stays.socket.close()
+        await retiring
 
 
 async def test_who_leaves_takes_the_session_and_all_its_work_along() -> None:

@@ -427,7 +427,8 @@ def test_duplex_frames_are_read(fields: dict[str, Any], event: asked.AnyClientEv
 
 def test_a_model_that_answers_by_itself_answers_at_a_commit() -> None:
     dialect = DuplexDialect(any_model, is_beta=False)
-    dialect.opening({"extra_body": {"auto_response": True}}, MODEL)
+    config = SessionConfig(model=MODEL, duplex=Duplex(auto_response=True))
+    dialect.frames(said.SessionCreated(session=view(config), attachment_generation=1, resume_token="secret"))
     commit = {"type": "input_audio_buffer.commit", "final": True}
 
     assert dialect.read(commit) == [asked.AudioCommit(create_response=True)]

@@ -1,0 +1,315 @@
+"""Moshi of transformers as a session engine: it hears and speaks at the same time, and writes down what it says.
+
+All open sessions advance together, a frame of 80 ms in each step: one pass of the codec and of the language model, with
+a row for each session (`adapters.moshi_model`). Sessions come and go between any two frames. A session whose sound is
+late hears silence; of sound that waits too long the oldest is dropped, so that the conversation stays in the present.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from adapters.detokenize import Detokenizer
+from adapters.moshi_model import DEFAULTS, MAX_TOP_K, MimiStreams, MoshiStreams
+from adapters.random_state import MAX_SEED
+from adapters.speech_input import SpeechInput
+from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from omni_bus.engine import EngineRequest, Event, Finished, Output, SessionEngine, Starved
+from omni_bus.errors import BadInput, Overloaded, StartFailed
+from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.payloads import Audio, Blob, Payload, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from omni_bus.engine import Context, Report
+    from omni_bus.ids import RequestId
+
+    Samples = npt.NDArray[np.float32]
+
+NAME = "transformers-moshi"
+
+SILENT_TOKENS = frozenset({0, 3})
+"""Text tokens that say nothing: the end of a pause, and the pause (moshi 0.2.13, `server.py`)."""
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopK = Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
+
+
+class MoshiOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of the stage's table."""
+
+    max_num_seqs: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Sessions at once. Each step computes as many rows, however many sessions are open."""
+    frame_period_s: Annotated[float, Meta(ge=0, le=10)] = 0.08
+    """Seconds from one frame to the next. 0: whenever a frame of sound has come, without silence for late sound; so the
+    sound of files is answered faster than it was spoken."""
+    max_waiting_s: Annotated[float, Meta(gt=0, le=600)] = 2.0
+    """Sound of one session that may wait; of more, the oldest is dropped, or with a period of 0 worked off at once."""
+
+
+class MoshiParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one session may set."""
+
+    text_temperature: Temperature = DEFAULTS["text_temperature"]
+    """0 always takes the likeliest token."""
+    text_topk: TopK = int(DEFAULTS["text_topk"])
+    """Candidates for a token."""
+    audio_temperature: Temperature = DEFAULTS["audio_temperature"]
+    """0 always takes the likeliest code."""
+    audio_topk: TopK = int(DEFAULTS["audio_topk"])
+    """Candidates for a code."""
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    """The same seed and sound give the same answer, alone or beside others; None draws a fresh seed."""
+
+
+class _Session:
+    """One conversation: its row, the sound that waits, and what it has said."""
+
+    def __init__(self, request: EngineRequest, row: int, rate_hz: int, text: Detokenizer) -> None:
+        import numpy as np
+        import torch
+
+        self.request = request
+        self.row = row
+        self.text = text
+        seed = request.params.seed
+        self.generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+        self.first_token: int | None = None
+        self.is_input_over = False
+        self.num_frames = self.num_late = self.num_dropped = 0
+        self._input = SpeechInput(rate_hz)
+        self._waiting: Samples = np.zeros(0, np.float32)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait."""
+        return len(self._waiting)
+
+    def feed(self, payloads: Sequence[Payload], *, is_last: bool) -> None:
+        """Take sound."""
+        import numpy as np
+
+        pieces = [self._input.feed(payload) for payload in payloads]
+        if is_last and not self.is_input_over:
+            self.is_input_over = True
+            pieces.append(self._input.end())
+        self._waiting = np.concatenate([self._waiting, *pieces])
+
+    def drop(self, max_waiting: int) -> None:
+        """Drop the oldest samples until no more than `max_waiting` wait."""
+        excess = self.num_waiting - max_waiting
+        if excess > 0:
+            self._waiting = self._waiting[excess:]
+            self.num_dropped += excess
+
+    def take(self, frame: Samples) -> None:
+        """Fill a frame with the next samples: with silence if they have not all come, behind them if no more will."""
+        if self.num_waiting < len(frame) and not self.is_input_over:
+            self.num_late += 1
+            frame[:] = 0
+            return
+        piece, self._waiting = self._waiting[: len(frame)], self._waiting[len(frame) :]
+        frame[: len(piece)] = piece
+        frame[len(piece) :] = 0
+
+    def finish(self, rate_hz: int) -> Finish:
+        """Return what is known at the end."""
+        detail = {
+            "frames": self.num_frames,
+            "late_frames": self.num_late,
+            "dropped_s": round(self.num_dropped / rate_hz, 6),
+        }
+        return Finish(usage=Usage(prompt_tokens=0, completion_tokens=self.num_frames), detail=detail)
+
+
+class TransformersMoshi(SessionEngine):
+    """Sound in; sound of the same length, and the words that are spoken in it, out."""
+
+    accepts: ClassVar[dict[str, str]] = {"audio": "audio"}
+    emits: ClassVar[dict[str, str]] = {"audio": "audio", "text": "text"}
+    Options: ClassVar[type[msgspec.Struct]] = MoshiOptions
+    Params: ClassVar[type[msgspec.Struct]] = MoshiParams
+    is_idempotent: ClassVar[bool] = False
+
+    _moshi: MoshiStreams
+    _mimi: MimiStreams
+
+    def __init__(self, options: MoshiOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.frame_period_s = options.frame_period_s
+        self.max_num_seqs = self.max_resident = options.max_num_seqs
+        self._sessions: dict[RequestId, _Session] = {}
+        self._free_rows = list(reversed(range(options.max_num_seqs)))
+        self._rate_hz = self._frame = 0
+        self._silent = SILENT_TOKENS
+
+    @classmethod
+    def num_slots(cls, options: MoshiOptions) -> int:
+        """Return the sessions that one replica with these options can hold at once."""
+        return options.max_num_seqs
+
+    @classmethod
+    def check(cls, options: MoshiOptions) -> list[str]:
+        """Return what is wrong with the options and can be seen without loading."""
+        return check_model(NAME, options, ("torch", "transformers", "soxr"))
+
+    def load(self, report: Report) -> None:
+        """Load, and speak a frame.
+
+        Raises:
+            StartFailed: the model isn't there or is no Moshi.
+        """
+        if problems := self.check(self.options):
+            raise StartFailed("; ".join(problems))
+        loader = ModelLoader(self.options, self.context, report)
+        import torch
+        import transformers
+
+        config = loader.part("loading configuration", transformers.AutoConfig)
+        if config.model_type != "moshi":
+            raise loader.refused(f"it is of type '{config.model_type}' (allowed: moshi)")
+        self._tokenizer = loader.part("loading tokenizer", transformers.AutoTokenizer)
+        model = loader.weights(transformers.MoshiForConditionalGeneration, is_complete=True, attn_implementation="sdpa")
+        codec, rows = model.audio_encoder, self.options.max_num_seqs
+        if not hasattr(getattr(codec, "encoder", None), "encoder_seanet"):
+            raise loader.refused(f"its codec is of type '{codec.config.model_type}' (allowed: mimi, transformers 5.24)")
+        self._model = model
+        self._silent = SILENT_TOKENS | set(self._tokenizer.all_special_ids)
+        self._rate_hz, self._frame = int(codec.config.sampling_rate), int(codec.config.frame_size)
+        try:
+            self._mimi = MimiStreams(codec, int(model.config.num_codebooks), rows)
+        except ValueError as error:
+            raise loader.refused(str(error)) from error
+        self._moshi = MoshiStreams(model, rows)
+        self._no_noise = self._moshi.noise(torch.Generator()).zero_()
+        report("warming up", 0.0)
+        request = EngineRequest("warm-up", MoshiParams(seed=0), frozenset({"audio", "text"}))
+        self.add(request, {})
+        self.feed(request.id, "audio", [], is_last=True)
+        self._advance([self._sessions[request.id]])
+        self.abort(request.id)
+        report("warming up", 1.0)
+
+    def close(self) -> None:
+        """Let go of the weights and of all sessions' state."""
+        for id_ in list(self._sessions):
+            self.abort(id_)
+        for name in ("_model", "_mimi", "_moshi", "_tokenizer", "_no_noise"):
+            vars(self).pop(name, None)
+
+    def add(self, request: EngineRequest, inputs: dict[str, list[Payload]]) -> None:
+        """Open a session.
+
+        Raises:
+            Overloaded: `max_num_seqs` sessions are open.
+            BadInput: sound that can't be read.
+        """
+        if request.id in self._sessions:
+            raise ValueError(f"session {request.id} was added twice")
+        if not self._free_rows:
+            raise Overloaded(f"{self.max_num_seqs} sessions (max_num_seqs) are open")
+        import torch
+
+        text = Detokenizer(self._tokenizer.backend_tokenizer)
+        session = _Session(request, self._free_rows[-1], self._rate_hz, text)
+        session.feed(inputs.get("audio", []), is_last=False)
+        with torch.inference_mode():
+            self._mimi.reset(session.row)
+            settings = {name: float(getattr(request.params, name)) for name in DEFAULTS}
+            session.first_token = self._moshi.begin(session.row, settings, self._moshi.noise(session.generator))
+        self._free_rows.pop()
+        self._sessions[request.id] = session
+
+    def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
+        """Bring sound. Unknown ids are ignored.
+
+        Raises:
+            BadInput: sound that can't be read; the session is dropped.
+        """
+        session = self._sessions.get(request)
+        if session is None:
+            return
+        try:
+            session.feed(payloads, is_last=is_last)
+        except BadInput:
+            self.abort(request)
+            raise
+        if self.frame_period_s and not session.is_input_over:
+            session.drop(max(self._frame, round(self.options.max_waiting_s * self._rate_hz)))
+
+    def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
+        """Advance these sessions by a frame."""
+        events: list[Event] = []
+        due: list[_Session] = []
+        for session in (self._sessions[id_] for id_ in requests if id_ in self._sessions):
+            if session.is_input_over and not session.num_waiting:
+                events += self._finish(session)
+            elif not self.frame_period_s and not self._has_frame(session):
+                events.append(Starved(session.request.id))
+            else:
+                due.append(session)
+        longest = self.options.max_waiting_s * self._rate_hz
+        while due:
+            events += self._advance(due)
+            due = [] if self.frame_period_s else [one for one in due if one.num_waiting > longest]
+        return events
+
+    def _has_frame(self, session: _Session) -> bool:
+        return session.is_input_over or session.num_waiting >= self._frame
+
+    def _advance(self, sessions: Sequence[_Session]) -> list[Event]:
+        """Hear and say one frame in each of these sessions."""
+        import numpy as np
+        import torch
+
+        rows, model = self.max_num_seqs, self._model
+        sound = np.zeros((rows, 1, self._frame), np.float32)
+        active = np.zeros(rows, bool)
+        with torch.inference_mode():
+            noise = [self._no_noise] * rows
+            for session in sessions:
+                session.take(sound[session.row, 0])
+                active[session.row] = True
+                noise[session.row] = self._moshi.noise(session.generator)
+            mask = torch.from_numpy(active).to(model.device)
+            heard = self._mimi.encode(torch.from_numpy(sound).to(model.device, model.dtype), mask)
+            tokens, codes = self._moshi.step(heard, mask, torch.stack(noise))
+            said = self._mimi.decode(codes, mask).float().cpu().numpy()
+            spoken = tokens.tolist()
+        return [event for one in sessions for event in self._said(one, spoken[one.row], said[one.row])]
+
+    def _said(self, session: _Session, token: int, sound: Samples) -> list[Event]:
+        import numpy as np
+
+        id_, wanted = session.request.id, session.request.outputs
+        session.num_frames += 1
+        tokens = [token] if session.first_token is None else [session.first_token, token]
+        session.first_token = None
+        text = "".join(session.text.feed(token) for token in tokens if token not in self._silent)
+        events: list[Event] = []
+        if "audio" in wanted:
+            data = np.clip(sound, -1.0, 1.0).astype("<f4").tobytes()
+            events.append(Output(id_, "audio", Audio(self._rate_hz, 1, "f32", Blob(data))))
+        if text and "text" in wanted:
+            events.append(Output(id_, "text", Text(text)))
+        return events
+
+    def _finish(self, session: _Session) -> list[Event]:
+        id_ = session.request.id
+        rest = session.text.flush()
+        self.abort(id_)
+        events: list[Event] = [Output(id_, "text", Text(rest))] if rest and "text" in session.request.outputs else []
+        return [*events, Finished(id_, session.finish(self._rate_hz))]
+
+    def abort(self, request: RequestId) -> None:
+        """Close a session; its row is free when this returns."""
+        if (session := self._sessions.pop(request, None)) is not None:
+            self._free_rows.append(session.row)

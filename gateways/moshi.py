@@ -17,7 +17,7 @@ from msgspec import Meta
 from gateways import websockets
 from gateways.conversation import AUDIO, TEXT, Dialect, Microphone, converse
 from gateways.fields import refuse_unknown
-from gateways.health import Health, report
+from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response, terms_of
 from gateways.moshi_settings import Settings, model_of, params_of, settings_of
 from gateways.openai_models import models_of
@@ -69,7 +69,7 @@ class MoshiGateway(HttpGateway):
         super().__init__(*args, **kwargs)
         assert isinstance(self.options, MoshiOptions)
         self._models = models_of(self.pipelines.values())
-        self._health = Health(self.client)
+        self._health = ActorRows(self.client)
         self._pool = EncodingPool()
         self._limits = self.options
 

@@ -124,3 +124,8 @@ async def test_a_conversation_with_sound_both_ways() -> None:
             await connection.conversation.item.truncate(item_id=delta["item_id"], content_index=0, audio_end_ms=10)
             assert (await talk.until("conversation.item.truncated"))["audio_end_ms"] == 10
             check_ga(talk.frames)
+
+        # Files are written down by the same ears: in silence Whisper alone would find words.
+        silence = as_file(PAUSE * 25)
+        found = await client.audio.transcriptions.create(model="whisper-1", file=("a.wav", silence))
+        assert found.text == ""

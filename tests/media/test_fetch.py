@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import threading
 import zlib
 from contextlib import asynccontextmanager
@@ -85,7 +86,7 @@ async def fetch(url: str, *, timeout_s: float = 20.0, lookup: Any = None, max_by
     try:
         with Spool(max_bytes, what="image_url.url", memory_bytes=1000) as spool:
             await fetcher.fetch(url, spool, field="image_url.url", timeout_s=timeout_s)
-            return spool.read_blocking()
+            return os.pread(spool.fileno(), spool.num_bytes, 0)
     finally:
         await fetcher.close()
 

@@ -40,7 +40,7 @@ def s16(samples, rate_hz: int = RATE_HZ) -> Audio:
     return Audio(rate_hz, samples.shape[1], "s16", Blob(s16_of(samples)))
 
 
-def fed(stage: Resampler | Tempo | Limiter, samples, sizes: tuple[int, ...]):
+def fed(stage: Resampler | Tempo | Limiter | Fader, samples, sizes: tuple[int, ...]):
     """Return what a filter makes of samples in pieces of these sizes, one after the other and round again."""
     made, start, turn = [], 0, 0
     while start < len(samples):

@@ -83,7 +83,11 @@ class Administration:
 
     def bindable(self, replicas: Iterable[Actor]) -> list[Actor]:
         """Return the ready replicas that may get new requests."""
-        return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+        return [actor for actor in replicas if not actor.level and not self.kept(actor.peer.actor)]
+
+    def is_waking(self, replicas: Iterable[Actor]) -> bool:
+        """Whether a replica that may be bound once it is awake has yet to say so."""
+        return any(actor.level and not self.kept(actor.peer.actor) for actor in replicas)
 
     def kept(self, replica: str) -> str:
         """Return in a word why a replica gets nothing new; empty for one that does."""

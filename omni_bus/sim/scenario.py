@@ -295,18 +295,18 @@ def draw_rests(scenario: Scenario, rng: Random) -> Scenario:
     }
     latest_s = rng.choice((0.1, 0.5, 2.0))
     operations = list(scenario.operations)
-    for _ in range(rng.choice((1, 1, 2))):
-        operations.append(
-            OperationPlan(
-                kind="sleep",
-                at_s=rng.random() * latest_s,
-                stage=rng.choice(names),
-                replica=rng.choice((-1, -1, 0)),
-                timeout_s=rng.choice((0.05, 1.0, 30.0)),
-                is_forced=rng.random() < 0.2,
-                level=rng.choice((1, 2)),
-            )
+    operations += [
+        OperationPlan(
+            kind="sleep",
+            at_s=rng.random() * latest_s,
+            stage=rng.choice(names),
+            replica=rng.choice((-1, -1, 0)),
+            timeout_s=rng.choice((0.05, 1.0, 30.0)),
+            is_forced=rng.random() < 0.2,
+            level=rng.choice((1, 2)),
         )
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
     wake = OperationPlan("wake", 0.0, "", 0, timeout_s=0.0, is_forced=False)
     if rng.random() < 0.3:
         operations.append(replace(wake, at_s=rng.random() * latest_s))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_bus.core.absence import RESTARTING
+from omni_bus.core.absence import ASLEEP, RESTARTING
 from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
 from omni_bus.errors import BadInput, Unavailable
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.ids import Peer
     from omni_bus.wire.frames import Route
-
-ASLEEP = "asleep"
 
 CUT_S = 2.0
 """Stages that were told to let go of a request have done so within this, or the answer says that they have not."""

@@ -378,7 +378,17 @@ def test_replica_that_dies_before_it_is_awake_keeps_nobody_waiting(up):
 
     up.say(LLM, Goodbye(is_settled=True))
 
+    up.is_due(("recover", "a"))
     assert "stage 'llm' has no replica that can serve" in up.rejected()["a"]
+
+
+def test_request_whose_turn_comes_when_its_stage_sleeps_is_refused_at_once(up):
+    up.arrange(asleep={"voice.0": 1}, returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+
+    up.arrange(asleep={"voice.0": 1})
+
+    assert up.rejected() == {"a": "stage 'voice' has no replica that can serve (voice.0: asleep)"}
 
 
 def test_replica_is_not_told_to_sleep_while_a_request_is_bound_to_it():

@@ -62,6 +62,8 @@ class ScriptedEngine:
         self.level = 0
         """At which it sleeps; 0 is awake."""
         self._is_resting = False
+        self._aborting: set[RequestId] = set()
+        """Requests of a streaming engine whose generators have yet to end."""
 
     @property
     def num_held(self) -> int:
@@ -74,8 +76,9 @@ class ScriptedEngine:
         Raises:
             Violation: it holds something, or is told what it does already.
         """
-        if self._scripts or self._is_resting or bool(order.level) == bool(self.level):
-            raise Violation(f"{self.process.name} at level {self.level} gets {order}, holds {tuple(self._scripts)}")
+        held = {*self._scripts, *self._aborting}
+        if held or self._is_resting or bool(order.level) == bool(self.level):
+            raise Violation(f"{self.process.name} at level {self.level} gets {order}, holds {held}")
         self._is_resting = True
         self.world.after(self.rng.expovariate(0.2 / self.world.scenario.step_s), self._end_resting, order.level)
 
@@ -226,6 +229,7 @@ class ScriptedEngine:
         script = self._scripts.get(request)
         if isinstance(effect, Abort):
             self._scripts.pop(request, None)
+            self._aborting.add(request)
             self.world.after(self.rng.expovariate(1 / self.world.scenario.step_s), self._end_abort, request)
         elif script is None:
             return
@@ -242,6 +246,7 @@ class ScriptedEngine:
 
     def _end_abort(self, request: RequestId) -> None:
         if self.process.is_alive and not self.is_hung:
+            self._aborting.discard(request)
             self.process.carry(self.process.core.on_aborted(request, self.world.now))
             self.process.check(request)
 

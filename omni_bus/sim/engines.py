@@ -89,7 +89,6 @@ class ScriptedEngine:
         fails = self.rng.random() < self.failure_rate
         if not fails:
             self.level = level
-            self.world.num_rests += 1
         error = BadInput("scripted failure to rest", field="level") if fails else None
         self.process.carry(self.process.resting.on_level(error))
 

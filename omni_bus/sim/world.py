@@ -58,8 +58,6 @@ class World:
         self.num_held = 0
         self.num_rerouted = 0
         self.num_stalled = 0
-        self.num_rests = 0
-        """Engines that went to sleep or woke."""
         self.deadlines: dict[RequestId, float] = {}
         """When requests with a time limit must be over, as their applications see it."""
         self.sent: Counter[type[AnyFrame]] = Counter()

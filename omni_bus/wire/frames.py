@@ -272,8 +272,7 @@ class Pong(Frame, frozen=True):
 class Rest(Frame, frozen=True):
     """Have your engine sleep: at level 1 it lets go of accelerator memory only, at 2 of its weights too; 0 wakes it.
 
-    An order to sleep waits until no request is left. Repeated until answered; number 0 is not a person's order but
-    has the replica do as the deployment is arranged.
+    An order to sleep waits until no request is left. Repeated until answered.
     """
 
     number: int

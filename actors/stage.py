@@ -16,8 +16,9 @@ import msgspec
 from adapters import ADAPTERS
 from omni_bus.client import BusClient
 from omni_bus.config.schema import StageConfig
-from omni_bus.core.effects import Abort, Add, Feed, Resume, StageEffect, Stall, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Feed, Resume, SetLevel, StageEffect, Stall, Start, Step, Suspend
 from omni_bus.core.member import Member, coordinator_peer
+from omni_bus.core.resting import Resting
 from omni_bus.core.stage import EngineShape, StageCore, stage_failed
 from omni_bus.core.watchdog import WATCH
 from omni_bus.engine import Context, Engine, EngineRequest, SessionEngine, StepEngine, StreamingEngine
@@ -132,11 +133,7 @@ class StageActor:
         """What the engine measured when it was last asked."""
         self._measuring: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._level = 0
-        """At which the engine sleeps; 0 is awake."""
-        self._resting = asyncio.Lock()
-        self._rests: set[int] = set()
-        """Numbers of the orders to sleep or wake that are being carried out."""
+        self._resting = Resting(self._member, lambda: self._core.is_empty)
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
@@ -218,7 +215,7 @@ class StageActor:
             case Ping(wants_metrics=True) if self._member.is_ready:
                 self._in_background(self._answer_measured(frame))
             case Rest():
-                self._in_background(self._rest(frame))
+                self._perform(self._resting.on_rest(frame))
             case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
@@ -229,38 +226,21 @@ class StageActor:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _rest(self, order: Rest) -> None:
-        """Have the engine sleep or wake. An order that comes again while it is carried out is answered once."""
-        if order.number in self._rests and order.number:
-            return
-        self._rests.add(order.number)
-        try:
-            async with self._resting:
-                error = await self._have_rested(order.level)
-        finally:
-            self._rests.discard(order.number)
-        self._perform(self._member.rested(order.number, error))
-
-    async def _have_rested(self, level: int) -> OmniBusError | None:
-        if level == self._level:
-            return None
-        if level and self._level:
-            allowed = f"{self._level}, at which it sleeps, until it is woken"
-            return BadInput(f"level: {level} came (allowed: {allowed})", field="level")
+    async def _set_level(self, level: int) -> None:
+        """Have the engine sleep or wake."""
         call = (lambda: self.engine.sleep(level)) if level else (lambda: self.engine.wake(self._report))
+        error, is_broken = None, False
         try:
             await self._thread.run(call)
-        except OmniBusError as error:
-            return error
-        except Exception as error:  # the order has failed; the process goes on
+        except OmniBusError as refusal:
+            error = refusal
+        except Exception as failure:  # the order has failed; the process goes on
             logger.exception("the engine could not rest", extra={"fields": {"level": level}})
-            # What broke on its way to sleep may be half unloaded: the order's end wakes it, and so makes it whole.
-            self._level = level or self._level
-            return stage_failed(error, self._stage)
-        self._level = level
-        self._metrics = ()
-        logger.info("engine rests" if level else "engine is awake", extra={"fields": {"level": level}})
-        return None
+            error, is_broken = stage_failed(failure, self._stage), True
+        else:
+            self._metrics = ()
+            logger.info("engine rests" if level else "engine is awake", extra={"fields": {"level": level}})
+        self._perform(self._resting.on_level(error, is_broken=is_broken))
 
     async def _answer_measured(self, ping: Ping) -> None:
         """Answer with what the engine measures, or measured last if it is in the middle of a long step."""
@@ -284,11 +264,15 @@ class StageActor:
     def _on_timer(self, key: TimerKey, now: float) -> None:
         self._perform(self._core.on_timer(now) if key == WATCH else self._member.on_timer(now))
 
-    def _perform(self, effects: Sequence[StageEffect]) -> None:
+    def _perform(self, effects: Sequence[StageEffect | SetLevel]) -> None:
         self._driver.perform(effects, self._perform_engine)
+        if not self._resting.is_idle and self._core.is_empty:  # the last request may have left
+            self._driver.perform(self._resting.go_on(), self._perform_engine)
 
-    def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort | Stall) -> None:
-        if isinstance(effect, Stall):
+    def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort | Stall | SetLevel) -> None:
+        if isinstance(effect, SetLevel):
+            self._in_background(self._set_level(effect.level))
+        elif isinstance(effect, Stall):
             self._perform(self._member.stalled(effect.seconds, self._driver.now))
         else:
             self._host.perform(effect)

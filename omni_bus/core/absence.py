@@ -24,6 +24,9 @@ DEGRADED = "degraded"
 STOPPED = "stopped"
 """The phase of a replica that is not wanted any more."""
 
+ASLEEP = "asleep"
+"""What keeps a replica whose engine sleeps from new requests."""
+
 RESTARTING = "restarting"
 """The phase of a replica that a person has restarted, until its next incarnation starts."""
 
@@ -91,6 +94,11 @@ class Absences:
         """Whether no replica of the stage is here or will come without a person's help."""
         absent = self._of(stage)
         return bool(absent) and all(one.phase == DEGRADED for one in absent) and not self._membership.present(stage)
+
+    def is_asleep(self, stage: str) -> bool:
+        """Whether all replicas of the stage sleep, which may last for hours."""
+        present = self._membership.present(stage)
+        return bool(present) and not self._of(stage) and all(self._kept(one.peer.actor) == ASLEEP for one in present)
 
     def unavailable(self, stage: str, now: float) -> Unavailable:
         """Return the error of a request that needs a stage without a replica that can serve."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_bus.core.absence import RESTARTING
+from omni_bus.core.absence import ASLEEP, RESTARTING
 from omni_bus.core.admission import RETRY_AFTER_S
 from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
 from omni_bus.errors import BadInput, Unavailable
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.ids import Peer
     from omni_bus.wire.frames import Route
-
-ASLEEP = "asleep"
 
 CUT_S = 2.0
 """Stages that were told to let go of a request have done so within this, or the answer says that they have not."""
@@ -83,7 +81,11 @@ class Administration:
 
     def bindable(self, replicas: Iterable[Actor]) -> list[Actor]:
         """Return the ready replicas that may get new requests."""
-        return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+        return [actor for actor in replicas if not actor.level and not self.kept(actor.peer.actor)]
+
+    def is_waking(self, replicas: Iterable[Actor]) -> bool:
+        """Whether a replica that may be bound once it is awake has yet to say so."""
+        return any(actor.level and not self.kept(actor.peer.actor) for actor in replicas)
 
     def kept(self, replica: str) -> str:
         """Return in a word why a replica gets nothing new; empty for one that does."""

@@ -61,7 +61,6 @@ from omni_bus.wire.frames import (
     Progress,
     Ready,
     Refused,
-    Rest,
     Rested,
     Stalled,
     Submit,
@@ -202,11 +201,12 @@ class CoordinatorCore:
     def on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> list[Common]:
         """Take a frame from an actor; from one that is not known, only `Hello` is understood."""
         self._received[type(frame).__name__] += 1
-        return self._counted(self._on_frame(sender, frame, now))
+        return self._counted(self._on_frame(sender, frame, now), now)
 
-    def _counted(self, effects: list[Common]) -> list[Common]:
-        """Answer drains that are over, and count what is sent, by kind of frame."""
+    def _counted(self, effects: list[Common], now: float) -> list[Common]:
+        """Answer drains that are over, put to sleep what may, and count what is sent, by kind of frame."""
         effects += self._administration.settled(self._roster.outstanding)
+        effects += self._rests.settle(self._administration.level, self._roster.outstanding, now)
         for effect in effects:
             if isinstance(effect, Send):
                 self._sent[type(effect.frame).__name__] += 1
@@ -228,7 +228,8 @@ class CoordinatorCore:
             case Ready(context_length=context_length):
                 actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
                 resumed = [*self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
-                return [self._report_ready(actor, now), *self._put_to_sleep(actor), *resumed]
+                self._rests.compare(actor.peer.actor)
+                return [self._report_ready(actor, now), *resumed]
             case Stalled():
                 return self._on_stalled(sender, frame, now)
             case Outlook() if actor.role == "supervisor":
@@ -241,7 +242,8 @@ class CoordinatorCore:
             case Broken():
                 return self._breaks.on_broken(actor, frame, now)
             case Rested():
-                return self._rests.on_rested(actor, frame)
+                rested = self._rests.on_rested(actor, frame)
+                return [*rested, *self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
             case Pong():
                 return self._on_pong(actor, frame, now)
             case Submit():
@@ -267,7 +269,7 @@ class CoordinatorCore:
 
     def on_timer(self, key: TimerKey, now: float) -> list[Common]:
         """A timer that was set is due."""
-        return self._counted(self._on_timer(key, now))
+        return self._counted(self._on_timer(key, now), now)
 
     def _on_timer(self, key: TimerKey, now: float) -> list[Common]:
         kind, of = key
@@ -344,7 +346,9 @@ class CoordinatorCore:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s - self._heartbeat_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
         if actor.is_ready and not was_ready:
-            effects += [self._report_ready(actor, now), *self._put_to_sleep(actor)]
+            effects.append(self._report_ready(actor, now))
+        if actor.is_ready and (not was_ready or hello.level != self._administration.level(actor.peer.actor)):
+            self._rests.compare(actor.peer.actor)
         if is_new:
             has_requests = actor.role in HAVE_REQUESTS
             effects += [Report(CLIENT_JOINED, {"name": hello.peer.actor})] if has_requests else []
@@ -358,11 +362,6 @@ class CoordinatorCore:
         effects += self._ties.take(filter(self._ties.is_gone, routed), now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
-
-    def _put_to_sleep(self, actor: Actor) -> list[Common]:
-        """What sleeps goes on sleeping when its process or the coordinator restarts."""
-        level = self._administration.level(actor.peer.actor)
-        return [Send(actor.peer, Rest(0, level))] if level else []
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -474,6 +473,8 @@ class CoordinatorCore:
                 continue
             effects += self._lose(request, entry, actor, now)
         effects += self._breaks.on_gone(actor.sender)
+        if actor.level:  # nobody waits any more for it to wake
+            effects += self._lifecycle.run_held(now)
         # After the requests' own errors, which know more than a client can conclude from this.
         effects += [Send(other.peer, Lost(actor.peer, reason)) for other in self._membership]
         return [*effects, Forget(actor.peer)]
@@ -500,7 +501,7 @@ class CoordinatorCore:
     def on_link_broken(self, peer: Peer, now: float) -> list[Common]:
         """The connection to an actor broke, which may have lost frames of ours: its introduction makes up for them."""
         actor = self._membership.get(peer.sender)
-        return [] if actor is None else self._counted([Send(actor.peer, Introduce())])
+        return [] if actor is None else self._counted([Send(actor.peer, Introduce())], now)
 
     def _on_pong(self, actor: Actor, pong: Pong, now: float) -> list[Common]:
         if pong.nonce > NONCE:
@@ -579,10 +580,10 @@ class CoordinatorCore:
                 return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
                 # One that came back while it was to sleep was told so, and may sleep although the order failed.
-                woken = [self._membership.named(name) for name in self._administration.arrange(frame.args)]
+                for name in self._administration.arrange(frame.args):
+                    self._rests.compare(name)
                 return [
                     Send(actor.peer, AdminReply(frame.call)),
-                    *(Send(other.peer, Rest(0, 0)) for other in woken if other is not None and other.is_ready),
                     *self._lifecycle.resume(now),
                     *self._lifecycle.run_held(now),
                 ]

@@ -45,6 +45,12 @@ class Forget(msgspec.Struct, frozen=True):
     peer: Peer
 
 
+class SetLevel(msgspec.Struct, frozen=True):
+    """Have the engine sleep at a level, or wake with 0; then call `Resting.on_level`."""
+
+    level: int
+
+
 class Report(msgspec.Struct, frozen=True):
     """Write one line to the log."""
 

@@ -98,7 +98,8 @@ class Intake:
         replicas = {name: self.bindable(name) for name in names}
         missing = [name for name, found in replicas.items() if not found]
         for name in missing:
-            if not self._administration.is_coming_back(name):
+            is_waking = self._administration.is_waking(self._membership.replicas(name))
+            if not is_waking and not self._administration.is_coming_back(name):
                 raise self._absences.unavailable(name, now)
         return None if missing else replicas
 

@@ -89,6 +89,8 @@ class Member:
         self.me = me
         self.coordinator = coordinator
         self.is_ready = False
+        self.level = 0
+        """At which the engine sleeps; 0 is awake."""
         self._role: Role = role
         self._stage = stage
         self._replica = replica
@@ -121,9 +123,9 @@ class Member:
         return [self._to_coordinator(Ready(context_length))]
 
     def rested(self, number: int, error: OmniBusError | None) -> list[Common]:
-        """Tell that the engine sleeps or is awake as it was told to, or why not; number 0 wants no answer."""
-        answer = [self._to_coordinator(Rested(number, None if error is None else error.to_info()))] if number else []
-        return [self._to_coordinator(Progress("ready", 1.0)), *answer]
+        """Tell that the engine sleeps or is awake as it was told to, or why not."""
+        answer = Rested(number, None if error is None else error.to_info(), self.level)
+        return [self._to_coordinator(Progress("ready", 1.0)), self._to_coordinator(answer)]
 
     def lost(self, peer: Peer, *, is_settled: bool = False) -> list[Common]:
         """Tell that another actor's process has ended, and whether all that it sent has arrived."""
@@ -221,6 +223,7 @@ class Member:
             tuple(running.received for running in live),
             tuple(peer for peer in self._linked() if peer != self.coordinator),
             self._context_length,
+            self.level,
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -34,6 +34,10 @@ class Actor(msgspec.Struct):
     """Of a stage's replica that is ready: tokens of prompt and answer together."""
     suspected_at: float = -1.0
     """When it had last missed all heartbeats but one."""
+    level: int = 0
+    """At which its engine sleeps, or was told to; 0 once it has said that it is awake."""
+    told: int = 0
+    """The number of the last `Rest` to it that it has not answered; 0 for none."""
 
     @property
     def sender(self) -> Sender:
@@ -95,6 +99,9 @@ class Membership:
             since=now if known is None else known.since,
             seen_at=now,
             context_length=hello.context_length,
+            # It may have said this before it got the order to sleep.
+            level=known.level if known is not None and known.told else hello.level,
+            told=0 if known is None else known.told,
         )
         self._by_name[hello.peer.actor] = actor
         if hello.role == "stage":

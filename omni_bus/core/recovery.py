@@ -112,7 +112,7 @@ class Recovery:
     def may_wait(self, entry: Request, stage: str, now: float) -> bool:
         """Whether it has time left, and the stage a chance."""
         has_time = entry.recover_by is None or now < entry.recover_by
-        return has_time and not self._absences.is_degraded(stage)
+        return has_time and not self._absences.is_degraded(stage) and not self._absences.is_asleep(stage)
 
     def is_ready(self, entry: Request) -> bool:
         """Whether each of its stages has a replica."""

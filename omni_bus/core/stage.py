@@ -106,6 +106,11 @@ class StageCore:
         )
 
     @property
+    def is_empty(self) -> bool:
+        """Neither this nor the engine holds anything of any request."""
+        return not self._live
+
+    @property
     def stats(self) -> StageStats:
         """Counts for health, status and tests."""
         counts = self._scheduler.counts

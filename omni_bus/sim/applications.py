@@ -83,7 +83,8 @@ class Application:
                 run = self._runs.pop(request, None)
                 if run is None:
                     raise Violation(f"{request} ended, which was not under way")
-                is_lost = isinstance(error, StageLost) or (isinstance(error, Unavailable) and not run.may_be_refused)
+                is_refused = isinstance(error, Unavailable) and not self._may_be_refused(run, error)
+                is_lost = isinstance(error, StageLost) or is_refused
                 if is_lost and self._world.loses_nothing:
                     raise Violation(f"{request} is lost for no reason: {error}")
                 self._world.ledger.end(request)
@@ -98,6 +99,12 @@ class Application:
                 self._on_port_ended(request, port)
             case _:
                 raise Violation(f"unknown effect {effect}")
+
+    def _may_be_refused(self, run: _Run, error: Unavailable) -> bool:
+        """Whether a stage was not ready yet, or is one that sleeps with requests refused."""
+        supervisor, plan = self._world.supervisor, self._world.scenario.stages.get(error.stage)
+        has_slept = supervisor is not None and plan is not None and error.stage in supervisor.slept
+        return run.may_be_refused or (has_slept and plan is not None and plan.while_asleep == "refuse")
 
     def _ask(self) -> None:
         if self._process.is_alive and not self._is_asking:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from omni_bus.core.effects import Abort, Add, Feed, Resume, Start, Step, Suspend
+from omni_bus.core.effects import Abort, Add, Feed, Resume, SetLevel, Start, Step, Suspend
 from omni_bus.core.stage import EngineShape
 from omni_bus.engine import Event, Failure, Finished, Output, Starved
-from omni_bus.errors import StageFailed
+from omni_bus.errors import BadInput, StageFailed
 from omni_bus.sim.ledger import Violation
 
 if TYPE_CHECKING:
@@ -59,14 +59,51 @@ class ScriptedEngine:
         self._orders: deque[EngineEffect] = deque()
         self._is_stepping = False
         self._refused: set[RequestId] = set()
+        self.level = 0
+        """At which it sleeps; 0 is awake."""
+        self._is_resting = False
+        self._aborting: set[RequestId] = set()
+        """Requests of a streaming engine whose generators have yet to end."""
 
     @property
     def num_held(self) -> int:
         """Requests that hold something here."""
         return len(self._scripts)
 
+    def set_level(self, order: SetLevel) -> None:
+        """Begin to sleep or to wake, which takes a while and may fail.
+
+        Raises:
+            Violation: it holds something, or is told what it does already.
+        """
+        held = {*self._scripts, *self._aborting}
+        if held or self._is_resting or bool(order.level) == bool(self.level):
+            raise Violation(f"{self.process.name} at level {self.level} gets {order}, holds {held}")
+        self._is_resting = True
+        self.world.after(self.rng.expovariate(0.2 / self.world.scenario.step_s), self._end_resting, order.level)
+
+    def _end_resting(self, level: int) -> None:
+        if not self.process.is_alive or self.is_hung:
+            return
+        self._is_resting = False
+        fails = self.rng.random() < self.failure_rate
+        if not fails:
+            self.level = level
+        error = BadInput("scripted failure to rest", field="level") if fails else None
+        self.process.carry(self.process.resting.on_level(error))
+
+    def _check_awake(self, effect: EngineEffect) -> None:
+        is_work = isinstance(effect, Add | Start | Feed) or (isinstance(effect, Step) and effect.requests)
+        if is_work and (self.level or self._is_resting):
+            raise Violation(f"{self.process.name} at level {self.level} gets {effect}")
+
     def order(self, effect: EngineEffect) -> None:
-        """Take an order of the core."""
+        """Take an order of the core.
+
+        Raises:
+            Violation: it is work, and the engine sleeps or is on its way.
+        """
+        self._check_awake(effect)
         if self.process.plan.shape is EngineShape.STREAMING:
             self._order_streaming(effect)
             return
@@ -191,6 +228,7 @@ class ScriptedEngine:
         script = self._scripts.get(request)
         if isinstance(effect, Abort):
             self._scripts.pop(request, None)
+            self._aborting.add(request)
             self.world.after(self.rng.expovariate(1 / self.world.scenario.step_s), self._end_abort, request)
         elif script is None:
             return
@@ -207,6 +245,7 @@ class ScriptedEngine:
 
     def _end_abort(self, request: RequestId) -> None:
         if self.process.is_alive and not self.is_hung:
+            self._aborting.discard(request)
             self.process.carry(self.process.core.on_aborted(request, self.world.now))
             self.process.check(request)
 

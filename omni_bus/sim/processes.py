@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from omni_bus.core.binding import tokens_of
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
-from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetTimer, Stall
+from omni_bus.core.effects import DropTimer, Forget, Leave, Report, Send, SetLevel, SetTimer, Stall
 from omni_bus.core.member import COORDINATOR, Member, coordinator_peer
 from omni_bus.core.recovery import needed_stages, origin
 from omni_bus.core.request import State as RequestState
+from omni_bus.core.resting import Resting
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.stage_request import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES
@@ -23,7 +24,7 @@ from omni_bus.sim.applications import Application
 from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
-from omni_bus.wire.frames import Broken, Introduce, Lost, Ping, Refused, Welcome
+from omni_bus.wire.frames import Broken, Introduce, Lost, Ping, Refused, Rest, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,7 +92,7 @@ class Process(ABC):
         """Stop at once."""
         self.is_alive = False
 
-    def carry(self, effects: Iterable[Common | StageEffect | ClientEffect]) -> None:
+    def carry(self, effects: Iterable[Common | StageEffect | ClientEffect | SetLevel]) -> None:
         """Carry effects out, in order."""
         for effect in effects:
             match effect:
@@ -199,6 +200,9 @@ class CoordinatorProcess(Process):
         if held.keys() != {request for request, entry in requests.items() if entry.state is RequestState.HELD}:
             raise Violation(f"waiting for a replica are {list(held)}, which differs from the table")
         self.world.num_held += len(held)
+        for request in held:
+            if core._intake.replicas(requests[request].edges, self.world.now) is not None:
+                raise Violation(f"{request} waits for a replica, and there is one of each stage")
         for request, entry in requests.items():
             if entry.route is not None and not entry.is_adopted and request not in self._bound:
                 self._bound.add(request)
@@ -375,6 +379,7 @@ class StageProcess(MemberProcess):
         )
         self._sources = {name: sources(pipeline) for name, pipeline in world.scenario.pipelines.items()}
         self.engine = ScriptedEngine(self)
+        self.resting = Resting(self.member, lambda: self.core.is_empty)
 
     def successor(self) -> Process:
         """Return the process that comes after the death of this one."""
@@ -410,6 +415,9 @@ class StageProcess(MemberProcess):
 
     def on_frame(self, sender: Sender, frame: AnyFrame) -> None:
         """Take a frame."""
+        if isinstance(frame, Rest):
+            self.carry(self.resting.on_rest(frame))
+            return
         if isinstance(frame, MEMBER_FRAMES):
             self.carry(self.member.on_frame(frame, self.world.now))
             return
@@ -425,7 +433,16 @@ class StageProcess(MemberProcess):
         else:
             super().on_timer(key)
 
-    def _carry_own(self, effect: EngineEffect | Stall) -> None:
+    def carry(self, effects: Iterable[Common | StageEffect | ClientEffect | SetLevel]) -> None:
+        """Carry effects out, in order; when no request is left, what it was told of sleep."""
+        super().carry(effects)
+        if not self.resting.is_idle and self.core.is_empty:
+            super().carry(self.resting.go_on())
+
+    def _carry_own(self, effect: EngineEffect | SetLevel | Stall) -> None:
+        if isinstance(effect, SetLevel):
+            self.engine.set_level(effect)
+            return
         if not isinstance(effect, Stall):
             self.engine.order(effect)
             return
@@ -478,6 +495,9 @@ class StageProcess(MemberProcess):
             return f"{self.name} holds {live}, its engine {self.engine.num_held}"
         if len(core._tombstones) > MAX_TOMBSTONES or core.stats.buffered_bytes:
             return f"{self.name} holds bytes or too many tombstones"
+        level = self.world.arrangement.asleep.get(self.name, 0)
+        if self.member.is_ready and (level, level) != (self.member.level, self.engine.level):
+            return f"{self.name} is at level {self.engine.level}, says {self.member.level}, and is to be at {level}"
         return self._held_timers()
 
 

@@ -87,13 +87,15 @@ class FaultPlan(msgspec.Struct):
 class OperationPlan(msgspec.Struct):
     """One operation on a replica, at a virtual second or when the one before it is over."""
 
-    kind: Literal["restart", "drain", "scale_down"]
+    kind: Literal["restart", "drain", "scale_down", "sleep", "wake"]
     at_s: float
     stage: str
     replica: int
     timeout_s: float
     """How long running requests may take; of a drain, until it is undone."""
     is_forced: bool
+    level: int = 0
+    """Of sleep. Replica -1 means all of the stage; an order to wake is for all that sleep."""
 
 
 class StagePlan(msgspec.Struct):
@@ -103,6 +105,8 @@ class StagePlan(msgspec.Struct):
     replicas: int
     width: int
     max_resident: int
+    while_asleep: Literal["refuse", "queue"] = "refuse"
+    """What becomes of requests while all replicas sleep."""
 
 
 class Scenario(msgspec.Struct):
@@ -281,6 +285,36 @@ def draw_operations(scenario: Scenario, rng: Random) -> Scenario:
     return replace(scenario, stages=stages, operations=operations)
 
 
+def draw_rests(scenario: Scenario, rng: Random) -> Scenario:
+    """Add orders to sleep to some scenarios, before and after other operations, and in the end one to wake."""
+    if rng.random() < 0.8:
+        return scenario
+    names = sorted(scenario.stages)
+    stages = {
+        name: replace(plan, while_asleep=rng.choice(("refuse", "queue"))) for name, plan in scenario.stages.items()
+    }
+    latest_s = rng.choice((0.1, 0.5, 2.0))
+    operations = list(scenario.operations)
+    operations += [
+        OperationPlan(
+            kind="sleep",
+            at_s=rng.random() * latest_s,
+            stage=rng.choice(names),
+            replica=rng.choice((-1, -1, 0)),
+            timeout_s=rng.choice((0.05, 1.0, 30.0)),
+            is_forced=rng.random() < 0.2,
+            level=rng.choice((1, 2)),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    wake = OperationPlan("wake", 0.0, "", 0, timeout_s=0.0, is_forced=False)
+    if rng.random() < 0.3:
+        operations.append(replace(wake, at_s=rng.random() * latest_s))
+    operations.sort(key=lambda operation: operation.at_s)
+    last_s = max(latest_s, operations[-1].at_s) + rng.random() * rng.choice((0.1, 3.0))
+    return replace(scenario, stages=stages, operations=[*operations, replace(wake, at_s=last_s)])
+
+
 def sources(pipeline: Pipeline) -> dict[tuple[str, str], str]:
     """Return by (target, port) what feeds it, as ``source.port``."""
     return {(edge.target, edge.target_port): f"{edge.source}.{edge.source_port}" for edge in pipeline.edges}
@@ -297,5 +331,6 @@ __all__ = [
     "StagePlan",
     "draw",
     "draw_operations",
+    "draw_rests",
     "sources",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from omni_bus.core.administration import Arrangement
+from omni_bus.core.administration import Arrangement, stage_of
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Answered
 from omni_bus.core.member import Member, coordinator_peer
@@ -17,7 +17,7 @@ from omni_bus.sim.processes import MEMBER_FRAMES, MemberProcess, StageProcess
 from omni_bus.wire.frames import Introduce, Lost, Outlook
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator
 
     from omni_bus.core.effects import ClientEffect, TimerKey
     from omni_bus.ids import Peer, Sender
@@ -66,6 +66,10 @@ class SupervisorProcess(MemberProcess):
         self.arrangement = Arrangement({stage: plan.replicas for stage, plan in world.scenario.stages.items()})
         self.kept_free: set[str] = set()
         """Replicas that the coordinator has confirmed to give nothing new."""
+        self.kept_asleep: set[str] = set()
+        """Likewise, because they sleep."""
+        self.slept: set[str] = set()
+        """Stages of which a replica was told to sleep, ever."""
         self.num_done = 0
         self._plans = list(plans)
         self._outlooks: dict[str, Outlook] = {}
@@ -95,9 +99,14 @@ class SupervisorProcess(MemberProcess):
             self.world.after(0.05, self._begin, plan)
             return
         self.world.trace(f"   begins {plan} as", self)
-        self._steps = self._restart(plan) if plan.kind == "restart" else self._drain(plan)
-        if plan.kind == "scale_down":
-            self._steps = self._scale_down(plan)
+        carried_out_by = {
+            "drain": self._drain,
+            "restart": self._restart,
+            "scale_down": self._scale_down,
+            "sleep": self._sleep,
+            "wake": self._wake,
+        }
+        self._steps = carried_out_by[plan.kind](plan)
         self._advance(None)
 
     def _advance(self, value: Any) -> None:
@@ -177,13 +186,14 @@ class SupervisorProcess(MemberProcess):
 
     def _restart(self, plan: OperationPlan) -> _Steps:
         name = f"{plan.stage}.{plan.replica}"
+        no_longer_returning = {name} - self.arrangement.returning  # one that sleeps and is waited for stays so
         yield self._arrange(drained=self.arrangement.drained | {name}, returning=self.arrangement.returning | {name})
         is_gone = yield from self._empty(name, plan)
         yield self._arrange(drained=self.arrangement.drained - {name})
         if is_gone:
             self.world.add(self.world.processes[name].successor())
             yield _Ready(name)
-        yield self._arrange(returning=self.arrangement.returning - {name})
+        yield self._arrange(returning=self.arrangement.returning - no_longer_returning)
 
     def _scale_down(self, plan: OperationPlan) -> _Steps:
         wanted = self.arrangement.wanted
@@ -197,6 +207,38 @@ class SupervisorProcess(MemberProcess):
         else:
             wanted = self.arrangement.wanted
         yield self._arrange(wanted=wanted, drained=self.arrangement.drained - {name})
+        if name in self.arrangement.asleep and wanted[plan.stage] == number:
+            yield self._arrange_asleep(_without(self.arrangement.asleep, {name}))
+
+    def _sleep(self, plan: OperationPlan) -> _Steps:
+        numbers = range(self.arrangement.wanted[plan.stage]) if plan.replica < 0 else (plan.replica,)
+        names = [f"{plan.stage}.{number}" for number in numbers]
+        new = {name: plan.level for name in names if name not in self.arrangement.asleep}
+        self.slept.add(plan.stage)
+        yield self._arrange_asleep({**new, **self.arrangement.asleep})
+        self.kept_asleep.update(names)
+        answer = yield _Ask("drain", {"actors": names, "timeout_s": plan.timeout_s, "is_forced": plan.is_forced})
+        if answer["outstanding"] and not plan.is_forced:
+            failed = set(new)
+        else:
+            failed = new.keys() & (yield _Ask("rest", {"actors": names, "level": plan.level}))["failed"].keys()
+        self.kept_asleep -= failed
+        yield self._arrange_asleep(_without(self.arrangement.asleep, failed))
+
+    def _wake(self, plan: OperationPlan) -> _Steps:
+        """Wake all; a person whose engine could not says so again."""
+        while self.arrangement.asleep:
+            names = set(self.arrangement.asleep)
+            failed = (yield _Ask("rest", {"actors": sorted(names), "level": 0}))["failed"].keys()
+            self.kept_asleep -= names - failed
+            yield self._arrange_asleep(_without(self.arrangement.asleep, names - failed))
+            yield _Pause(0.1)
+
+    def _arrange_asleep(self, asleep: dict[str, int]) -> _Ask:
+        stages = self.world.scenario.stages
+        awaited = {name for name in asleep if stages[stage_of(name)].while_asleep == "queue"}
+        returning = (self.arrangement.returning - self.arrangement.asleep.keys()) | awaited
+        return self._arrange(asleep=asleep, returning=returning)
 
     def _empty(self, name: str, plan: OperationPlan) -> Generator[_Ask | _Leave, Any, bool]:
         """Have a replica finish and leave; False if it had not finished in time, or was dead already."""
@@ -266,13 +308,17 @@ class SupervisorProcess(MemberProcess):
             Violation: a replica is bound that the coordinator has confirmed to keep free.
         """
         for peer in stages.values():
-            if peer.actor in self.kept_free:
-                raise Violation(f"{peer.actor} is drained and was bound")
+            if peer.actor in self.kept_free | self.kept_asleep:
+                raise Violation(f"{peer.actor} is drained or asleep and was bound")
 
     def held(self) -> str:
         """Tell what is held; empty for nothing."""
         if self._steps is not None or self._plans:
             return f"supervisor waits for {self._awaited}, has {len(self._plans)} plans left"
-        if self.arrangement.drained or self.arrangement.returning:
+        if self.arrangement.drained or self.arrangement.returning or self.arrangement.asleep:
             return f"supervisor has {self.arrangement} left"
         return self._held_timers()
+
+
+def _without(levels: dict[str, int], names: Collection[str]) -> dict[str, int]:
+    return {name: level for name, level in levels.items() if name not in names}

@@ -151,6 +151,8 @@ class Hello(Frame, frozen=True):
     linked: tuple[Peer, ...] = ()
     context_length: int | None = None
     """As in `Ready`."""
+    level: int = 0
+    """At which its engine sleeps; 0 is awake."""
 
 
 class Welcome(Frame, frozen=True):
@@ -270,7 +272,7 @@ class Pong(Frame, frozen=True):
 class Rest(Frame, frozen=True):
     """Have your engine sleep: at level 1 it lets go of accelerator memory only, at 2 of its weights too; 0 wakes it.
 
-    Repeated until answered; number 0 wants no answer.
+    An order to sleep waits until no request is left. Repeated until answered.
     """
 
     number: int
@@ -278,10 +280,11 @@ class Rest(Frame, frozen=True):
 
 
 class Rested(Frame, frozen=True):
-    """The answer to a `Rest` of that number: it is done, or not for this reason."""
+    """The answer to a `Rest` of that number: it is done, or not for this reason; the engine is at `level` now."""
 
     number: int
     error: ErrorInfo | None = None
+    level: int = 0
 
 
 # --- control: requests --------------------------------------------------------------------------------------

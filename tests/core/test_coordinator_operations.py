@@ -11,6 +11,7 @@ from omni_bus.core.adoption import MAX_ROUTES
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.errors import BadInput
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
     PROTOCOL_VERSION,
@@ -343,23 +344,77 @@ def test_what_sleeps_goes_on_sleeping_after_a_restart(up):
 
     up.say(again, Ready())
 
-    assert up.to(again, Rest) == [Rest(0, 2)]
+    assert up.to(again, Rest) == [Rest(1, 2)]
     up.submit("a")
     assert up.bound() == {"a": ["llm.1"]}
 
 
-def test_what_is_no_longer_to_sleep_is_woken_even_if_nobody_thinks_that_it_sleeps(up):
-    up.arrange(asleep={"llm.0": 2, "llm.1": 2})
-    up.arrange(asleep={"llm.1": 2})
+def test_what_is_no_longer_to_sleep_is_woken_and_waited_for_if_it_was_told_to_sleep(up):
+    up.arrange(asleep={"llm.0": 2, "llm.1": 2}, returning=["llm.0"])
+    up.say(LLM, Goodbye(is_settled=True))
+    again = peer("llm.0", 2)
+    up.join(again)
+    assert up.to(again, Rest) == [Rest(1, 2)]
 
-    assert (up.to(LLM, Rest), up.to(LLM_1, Rest)) == ([Rest(0, 0)], [])
+    up.arrange(asleep={"llm.1": 2})
+    assert (up.to(again, Rest), up.to(LLM_1, Rest)) == ([Rest(2, 0)], [])
+    up.submit("a")
+    up.say(again, Rested(1, None, 2))
+    assert (up.bound(), up.rejected()) == ({}, {}), "an order to sleep may reach it after a request"
+
+    failed = Rested(2, BadInput("level: no").to_info(), 2)
+    up.say(again, failed)
+    up.is_due(("rest", "2"))
+    assert up.to(again, Rest) == [Rest(2, 0)], "it is tried again"
+    up.say(again, Rested(2))
+    assert up.bound() == {"a": ["llm.0"]}
+
+
+def test_replica_that_dies_before_it_is_awake_keeps_nobody_waiting(up):
+    up.say(LLM_1, Goodbye(is_settled=True))
+    up.admin("rest", actors=["llm.0"], level=1)
+    up.submit("a")
+    assert (up.bound(), up.rejected()) == ({}, {})
+
+    up.say(LLM, Goodbye(is_settled=True))
+
+    up.is_due(("recover", "a"))
+    assert "stage 'llm' has no replica that can serve" in up.rejected()["a"]
+
+
+def test_request_whose_turn_comes_when_its_stage_sleeps_is_refused_at_once(up):
+    up.arrange(asleep={"voice.0": 1}, returning=["voice.0"])
+    up.submit("a", outputs=("audio",))
+
+    up.arrange(asleep={"voice.0": 1})
+
+    assert up.rejected() == {"a": "stage 'voice' has no replica that can serve (voice.0: asleep)"}
+
+
+def test_replica_is_not_told_to_sleep_while_a_request_is_bound_to_it():
+    """One that a former coordinator bound may not have reached the replica when this one meets it."""
+    awaited = {"arrangement": Arrangement(asleep={"llm.0": 1}), "awaited": ["llm.0"], "clients": ["gateway.0"]}
+    deployment = Deployment(**awaited)
+    deployment.join(LLM)
+    assert deployment.to(LLM, Rest) == []
+
+    deployment.join(GATEWAY)
+
+    assert deployment.to(LLM, Rest) == [Rest(1, 1)]
+
+
+def test_order_to_wake_is_done_where_nothing_sleeps(up):
+    """A process that loads comes up awake."""
+    up.say(LLM, Goodbye(is_settled=True))
+    up.admin("rest", actors=["llm.0"], level=0)
+    assert up.reply() == {"failed": {}}
 
 
 def test_new_coordinator_has_the_sleeping_sleep_on():
     deployment = Deployment(arrangement=Arrangement(asleep={"llm.0": 1}))
     deployment.join_all()
 
-    assert (deployment.to(LLM, Rest), deployment.to(LLM_1, Rest)) == ([Rest(0, 1)], [])
+    assert (deployment.to(LLM, Rest), deployment.to(LLM_1, Rest)) == ([Rest(1, 1)], [])
 
 
 def test_health_and_status_tell_who_sleeps(up):

@@ -74,13 +74,16 @@ def test_context_length_is_told_and_told_again(member):
     assert answer.frame.context_length == 2048
 
 
-def test_rest_is_answered_unless_nobody_asked(member):
+def test_rest_is_answered_with_the_level_that_a_hello_tells_too(member):
     awake = Send(COORDINATOR, Progress("ready", 1.0))
     error = BadInput("level: no")
 
     assert member.rested(3, None) == [awake, Send(COORDINATOR, Rested(3))]
     assert member.rested(3, error) == [awake, Send(COORDINATOR, Rested(3, error.to_info()))]
-    assert member.rested(0, None) == [awake]
+    member.level = 2
+    assert member.rested(4, None) == [awake, Send(COORDINATOR, Rested(4, None, 2))]
+    (answer,) = member.on_frame(Introduce(), 0.0)
+    assert answer.frame.level == 2
 
 
 def test_stalled_actor_says_so_and_never_hello_again(member):

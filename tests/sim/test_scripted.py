@@ -18,7 +18,8 @@ from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
-from omni_bus.core.stage import EngineShape
+from omni_bus.core.rests import Rests
+from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.ties import Ties
 from omni_bus.sim import processes
 from omni_bus.sim.ledger import Violation
@@ -214,6 +215,52 @@ def gateways_that_die_with_a_coordinator(seed: int) -> Iterator[World]:
         )
 
 
+SLEEP = OperationPlan("sleep", 0.15, "llm", -1, timeout_s=5.0, is_forced=False, level=1)
+WAKE = OperationPlan("wake", 1.5, "", 0, timeout_s=0.0, is_forced=False)
+
+
+def coordinators_that_die_while_a_replica_is_to_sleep(seed: int) -> Iterator[World]:
+    """The next one meets the replica before the requests that the former one bound to it have reached it."""
+    for step in range(25, 60):
+        script = scenario(
+            kill_coordinator(step, 0.05), graph="single", heartbeat_s=0.5, operations=[SLEEP, WAKE], step_s=0.01
+        )
+        for plan in script.requests[0]:
+            plan.submit_at = 0.1
+        world = World(seed, scenario=script)
+        world.after(0.15, _stall_requests, world, 0.9)
+        yield world
+
+
+def _stall_requests(world: World, until: float) -> None:
+    world.stall(world.processes["gateway.0"], world.processes["llm.0"], until)
+    world.stall(world.processes["gateway.0"], world.coordinator, until)
+
+
+def replicas_that_are_to_sleep_after_a_connection_broke(seed: int) -> Iterator[World]:
+    """What failed for a gap in its input may still be in the engine when the coordinator takes it for empty."""
+    for step in range(20, 60):
+        broken = FaultPlan("break", step, 1.0, loses_frames=False)
+        operations = [msgspec.structs.replace(SLEEP, at_s=0.25), WAKE]
+        script = scenario(broken, graph="single", operations=operations, step_s=0.2)
+        script.stages["llm"].shape = EngineShape.STREAMING
+        plan = script.requests[0][0]
+        plan.submit_at, plan.input_s, plan.num_inputs = 0.1, 0.01, 12
+        script.requests[0][1:] = []
+        yield World(seed, scenario=script)
+
+
+def replicas_that_come_back_while_they_are_woken(seed: int) -> Iterator[World]:
+    """One that is told to sleep on, since nobody has said that it need not, when requests already wait for it."""
+    for number in range(40):
+        kill_stage = FaultPlan("kill_stage", 30, 0.3 + 0.02 * number, loses_frames=False)
+        script = scenario(kill_stage, graph="single", operations=[SLEEP, WAKE], step_s=0.05)
+        script.stages["llm"].while_asleep = "queue"
+        for plan in script.requests[0]:
+            plan.submit_at = 1.2
+        yield World(seed, scenario=script)
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -235,6 +282,17 @@ def adopts_as_if_for_the_first_time(self, actor, route, ran_s, now):
 
 def answers_at_once(self, broken, *told):
     return self._answer([broken])
+
+
+settle = Rests.settle
+
+
+def settles_at_once(self, level, outstanding, now):
+    return settle(self, level, lambda name: 0, now)
+
+
+def binds_who_wakes(self, replicas):
+    return [actor for actor in replicas if not self.kept(actor.peer.actor)]
 
 
 def may_always(entry):
@@ -284,6 +342,9 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (stages_that_die_after_their_last_word, ClientCore, "on_peer_lost", sees_nothing),
         (coordinators_that_die_with_a_replica_that_has_finished, Ties, "take", sees_nothing),
         (gateways_that_die_with_a_coordinator, Ties, "take", sees_nothing),
+        (coordinators_that_die_while_a_replica_is_to_sleep, Rests, "settle", settles_at_once),
+        (replicas_that_are_to_sleep_after_a_connection_broke, StageCore, "is_empty", property(lambda self: True)),
+        (replicas_that_come_back_while_they_are_woken, Administration, "bindable", binds_who_wakes),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )

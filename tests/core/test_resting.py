@@ -1,0 +1,80 @@
+"""A stage's side of sleep: it waits for the last request, obeys the last order, and answers each that it obeyed."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_bus.core.effects import Send, SetLevel
+from omni_bus.core.member import Member, coordinator_peer
+from omni_bus.core.resting import Resting
+from omni_bus.errors import BadInput
+from omni_bus.ids import Peer
+from omni_bus.wire.frames import Rest, Rested
+
+
+class Stage:
+    """One that may be busy, and what it said."""
+
+    def __init__(self) -> None:
+        self.is_empty = True
+        self.resting = Resting(Member(Peer("llm.0", 1, "e"), "stage", coordinator_peer("c")), lambda: self.is_empty)
+
+    def gets(self, number: int, level: int) -> list[object]:
+        return self.seen(self.resting.on_rest(Rest(number, level)))
+
+    def has_done_it(self, error: BadInput | None = None) -> list[object]:
+        return self.seen(self.resting.on_level(error))
+
+    def seen(self, effects: list) -> list[object]:
+        """Orders to the engine as they are; answers as number, level and what went wrong."""
+        sent = [effect.frame if isinstance(effect, Send) else effect for effect in effects]
+        return [
+            (frame.number, frame.level, frame.error and frame.error.message) if isinstance(frame, Rested) else frame
+            for frame in sent
+            if isinstance(frame, Rested | SetLevel)
+        ]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_engine_sleeps_and_wakes_and_each_order_is_answered_once(stage: Stage) -> None:
+    assert stage.gets(1, 2) == [SetLevel(2)]
+    assert stage.gets(1, 2) == [], "it came again"
+    assert stage.has_done_it() == [(1, 2, None)]
+    assert stage.gets(2, 2) == [(2, 2, None)]
+    assert stage.gets(3, 1) == [(3, 2, "level: 1 came while it sleeps at level 2 (allowed: 0)")]
+    assert stage.gets(4, 0) == [SetLevel(0)]
+    assert stage.has_done_it() == [(4, 0, None)]
+    assert stage.resting.is_idle
+
+
+def test_engine_is_not_put_to_sleep_with_a_request(stage: Stage) -> None:
+    stage.is_empty = False
+    assert stage.gets(1, 1) == []
+    assert stage.seen(stage.resting.go_on()) == []
+    stage.is_empty = True
+    assert stage.seen(stage.resting.go_on()) == [SetLevel(1)]
+
+
+def test_order_to_wake_takes_the_place_of_one_to_sleep_that_waits(stage: Stage) -> None:
+    stage.is_empty = False
+    stage.gets(1, 1)
+    assert stage.gets(2, 0) == [(2, 0, None)]
+    stage.is_empty = True
+    assert (stage.seen(stage.resting.go_on()), stage.resting.is_idle) == ([], True)
+
+
+def test_order_that_comes_while_another_is_carried_out_is_next(stage: Stage) -> None:
+    stage.gets(1, 1)
+    assert stage.gets(2, 0) == []
+    assert stage.has_done_it() == [(1, 1, None), SetLevel(0)]
+    assert stage.has_done_it() == [(2, 0, None)]
+
+
+def test_engine_that_can_not_is_as_before(stage: Stage) -> None:
+    stage.gets(1, 1)
+    assert stage.has_done_it(BadInput("level: no")) == [(1, 0, "level: no")]
+    assert stage.gets(2, 0) == [(2, 0, None)]

@@ -73,8 +73,8 @@ class Resting:
         """
         current, self._current = self._current, {}
         level = next(iter(current.values())).level
-        if error is None or is_broken:
-            self._member.level = level or (self._member.level if is_broken else 0)
+        if error is None or (is_broken and level):
+            self._member.level = level
         return [*self._answer(current, error), *self.go_on()]
 
     def _take(self) -> dict[int, Rest]:

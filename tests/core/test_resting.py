@@ -22,8 +22,8 @@ class Stage:
     def gets(self, number: int, level: int) -> list[object]:
         return self.seen(self.resting.on_rest(Rest(number, level)))
 
-    def has_done_it(self, error: BadInput | None = None) -> list[object]:
-        return self.seen(self.resting.on_level(error))
+    def has_done_it(self, error: BadInput | None = None, *, is_broken: bool = False) -> list[object]:
+        return self.seen(self.resting.on_level(error, is_broken=is_broken))
 
     def seen(self, effects: list) -> list[object]:
         """Orders to the engine as they are; answers as number, level and what went wrong."""
@@ -45,7 +45,7 @@ def test_engine_sleeps_and_wakes_and_each_order_is_answered_once(stage: Stage) -
     assert stage.gets(1, 2) == [], "it came again"
     assert stage.has_done_it() == [(1, 2, None)]
     assert stage.gets(2, 2) == [(2, 2, None)]
-    assert stage.gets(3, 1) == [(3, 2, "level: 1 came while it sleeps at level 2 (allowed: 0)")]
+    assert stage.gets(3, 1) == [(3, 2, "level: 1 came (allowed: 2, at which it sleeps, until it is woken)")]
     assert stage.gets(4, 0) == [SetLevel(0)]
     assert stage.has_done_it() == [(4, 0, None)]
     assert stage.resting.is_idle
@@ -78,3 +78,12 @@ def test_engine_that_can_not_is_as_before(stage: Stage) -> None:
     stage.gets(1, 1)
     assert stage.has_done_it(BadInput("level: no")) == [(1, 0, "level: no")]
     assert stage.gets(2, 0) == [(2, 0, None)]
+
+
+def test_engine_that_broke_on_its_way_to_sleep_counts_as_asleep_until_it_was_loaded_again(stage: Stage) -> None:
+    stage.gets(1, 2)
+    assert stage.has_done_it(BadInput("half of it is gone"), is_broken=True) == [(1, 2, "half of it is gone")]
+    assert stage.gets(2, 0) == [SetLevel(0)]
+    assert stage.has_done_it(BadInput("nor does it load"), is_broken=True) == [(2, 2, "nor does it load")]
+    assert stage.gets(3, 0) == [SetLevel(0)]
+    assert stage.has_done_it() == [(3, 0, None)]

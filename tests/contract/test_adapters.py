@@ -387,6 +387,10 @@ SAMPLES: dict[str, Sample] = {
 }
 
 
+HOSTS = {"realtime"}
+"""What asks other pipelines for work, and so is tested in deployments only (tests/actors/test_sessions.py)."""
+
+
 def _is_there(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
@@ -403,7 +407,7 @@ def _missing(name: str) -> list[str]:
 def _rows(shape: type[Engine]) -> list[Any]:
     """Return the rows of one shape; those that can't run here count to every shape's `Engine` only, and are skipped."""
     rows: list[Any] = []
-    for name in ADAPTERS:
+    for name in (name for name in ADAPTERS if name not in HOSTS):
         marks = [pytest.mark.model] if name in SAMPLES and SAMPLES[name].is_model else []
         if name in SAMPLES:
             marks += [pytest.mark.filterwarnings(ignored) for ignored in SAMPLES[name].ignored_warnings]
@@ -417,7 +421,8 @@ def _rows(shape: type[Engine]) -> list[Any]:
     return rows
 
 
-for_every_adapter = pytest.mark.parametrize("name", _rows(Engine), indirect=True, scope="module")
+for_every_adapter = pytest.mark.parametrize("name", [*_rows(Engine), *HOSTS], indirect=True, scope="module")
+for_every_engine = pytest.mark.parametrize("name", _rows(Engine), indirect=True, scope="module")
 for_step_engines = pytest.mark.parametrize("name", _rows(StepEngine), indirect=True, scope="module")
 for_session_engines = pytest.mark.parametrize("name", _rows(SessionEngine), indirect=True, scope="module")
 for_streaming_engines = pytest.mark.parametrize("name", _rows(StreamingEngine), indirect=True, scope="module")
@@ -522,10 +527,6 @@ def num_active(engine: Engine) -> int:
 # --- declarations -------------------------------------------------------------------------------------------
 
 
-HOSTS = {"realtime"}
-"""What asks other pipelines for work, and so is tested in deployments only (tests/actors/test_sessions.py)."""
-
-
 def test_every_row_has_a_sample() -> None:
     assert set(SAMPLES) == set(ADAPTERS) - HOSTS
 
@@ -559,12 +560,12 @@ def test_wrong_type_is_refused_by_name(engine_class: type[Engine], which: str) -
             msgspec.convert({field.encode_name: [[[]]]}, struct)
 
 
-@for_every_adapter
+@for_every_engine
 def test_options_without_required_keys_pass_the_check(engine_class: type[Engine], options: dict[str, Any]) -> None:
     assert engine_class.check(msgspec.convert(options, engine_class.Options)) == []
 
 
-@for_every_adapter
+@for_every_engine
 def test_closing_twice_is_harmless(engine_class: type[Engine], options: dict[str, Any], caches: str) -> None:
     engine = make_engine(engine_class, options, cache_dir=caches)
     engine.close()
@@ -574,7 +575,7 @@ def test_closing_twice_is_harmless(engine_class: type[Engine], options: dict[str
 # --- every shape --------------------------------------------------------------------------------------------
 
 
-@for_every_adapter
+@for_every_engine
 async def test_engine_that_slept_answers_as_before(engine: Engine, sample: Sample) -> None:
     """Of those that can sleep at level 2; the others say so, and work on."""
     if sample.has_own_threads:
@@ -594,7 +595,7 @@ async def test_engine_that_slept_answers_as_before(engine: Engine, sample: Sampl
     assert not sample.is_exact or contents(after) == contents(before)
 
 
-@for_every_adapter
+@for_every_engine
 async def test_request_gives_output_and_finishes_once(engine: Engine, sample: Sample) -> None:
     """That nothing follows the end is checked by the harness."""
     collected = await run(engine, sample.inputs, sample.params)
@@ -604,7 +605,7 @@ async def test_request_gives_output_and_finishes_once(engine: Engine, sample: Sa
     assert num_active(engine) == 0
 
 
-@for_every_adapter
+@for_every_engine
 async def test_other_request_gives_other_output(engine: Engine, sample: Sample) -> None:
     first = await run(engine, sample.inputs, sample.params)
     second = await run(engine, sample.other_inputs, sample.params)
@@ -612,7 +613,7 @@ async def test_other_request_gives_other_output(engine: Engine, sample: Sample) 
     assert contents(first) != contents(second)
 
 
-@for_every_adapter
+@for_every_engine
 async def test_same_request_gives_same_output(engine: Engine, sample: Sample) -> None:
     if not sample.is_exact:
         pytest.skip("not exact by declaration")
@@ -622,7 +623,7 @@ async def test_same_request_gives_same_output(engine: Engine, sample: Sample) ->
     assert contents(first) == contents(second)
 
 
-@for_every_adapter
+@for_every_engine
 async def test_bad_parameter_is_refused_by_name(engine: Engine, sample: Sample) -> None:
     """A stage turns the `ValidationError` of `Params` into `BadInput`; what `Params` can't say, the engine raises."""
     [field] = sample.bad_params
@@ -632,7 +633,7 @@ async def test_bad_parameter_is_refused_by_name(engine: Engine, sample: Sample) 
     assert num_active(engine) == 0
 
 
-@for_every_adapter
+@for_every_engine
 async def test_bad_input_is_refused(engine: Engine, sample: Sample) -> None:
     with pytest.raises(BadInput):
         await run(engine, sample.bad_inputs, sample.params)
@@ -640,7 +641,7 @@ async def test_bad_input_is_refused(engine: Engine, sample: Sample) -> None:
     assert num_active(engine) == 0
 
 
-@for_every_adapter
+@for_every_engine
 async def test_engine_works_after_refusal(engine: Engine, sample: Sample) -> None:
     with contextlib.suppress(BadInput):
         await run(engine, sample.bad_inputs, sample.params)
@@ -648,7 +649,7 @@ async def test_engine_works_after_refusal(engine: Engine, sample: Sample) -> Non
     assert (await run(engine, sample.inputs, sample.params)).outputs
 
 
-@for_every_adapter
+@for_every_engine
 async def test_unwanted_outputs_are_not_made(engine: Engine, sample: Sample) -> None:
     """For each single port alone; that no other one comes is checked by the harness."""
     made = {port for port, _ in (await run(engine, sample.inputs, sample.params)).outputs}

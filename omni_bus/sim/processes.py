@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.stage_request import State as StageState
 from omni_bus.core.tombstones import MAX_TOMBSTONES
 from omni_bus.core.watchdog import WATCH
-from omni_bus.errors import BadInput
+from omni_bus.errors import BadInput, Unavailable
 from omni_bus.ids import Peer, Sender
 from omni_bus.sim.applications import Application
 from omni_bus.sim.engines import MAX_OUTPUTS_PER_STEP, EngineEffect, ScriptedEngine
@@ -201,8 +202,11 @@ class CoordinatorProcess(Process):
             raise Violation(f"waiting for a replica are {list(held)}, which differs from the table")
         self.world.num_held += len(held)
         for request in held:
-            if core._intake.replicas(requests[request].edges, self.world.now) is not None:
-                raise Violation(f"{request} waits for a replica, and there is one of each stage")
+            with contextlib.suppress(
+                Unavailable
+            ):  # it lost another one meanwhile, and hears of that when it is its turn
+                if core._intake.replicas(requests[request].edges, self.world.now) is not None:
+                    raise Violation(f"{request} waits for a replica, and there is one of each stage")
         for request, entry in requests.items():
             if entry.route is not None and not entry.is_adopted and request not in self._bound:
                 self._bound.add(request)

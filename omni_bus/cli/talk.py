@@ -65,13 +65,15 @@ def run(args: argparse.Namespace) -> int:
     """Hold the conversation, then print how long each answer took; return 1 if a turn had none, or anything failed."""
     _check(args)
     playback = Playback()
-    dialogue = Dialogue(playback, lambda text: print(end=text, flush=True))
+    dialogue = Dialogue(
+        playback,
+        lambda text: print(end=text, flush=True),
+        lambda text: print(f"omni-bus talk: {text}", file=sys.stderr),
+    )
     try:
         request.run_request(_talk(args, playback, dialogue))
     finally:
         _report(args, dialogue)
-    for problem in dialogue.problems:
-        print(f"omni-bus talk: {problem}", file=sys.stderr)
     return 1 if dialogue.problems else 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
-from omni_bus.errors import Unavailable, Unreachable
+from omni_bus.errors import BadInput, OmniBusError, Unavailable, Unreachable
 from omni_bus.talk.dialogue import SOUND
 from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, seconds_of
 
@@ -26,6 +26,9 @@ READY_S = 30.0
 """A server answers the first event within milliseconds, also one far away."""
 
 PATH = "/v1/realtime"
+
+MAX_SHOWN = 120
+"""Characters of what came, in an error."""
 
 
 class Conversation:
@@ -95,6 +98,8 @@ class Conversation:
                 await self._ready.wait()
         except TimeoutError:
             raise Unreachable(f"no event came within {READY_S:g} s", field="--url") from None
+        if not self._dialogue.is_ready:
+            raise BadInput(self._dialogue.problems[-1])
 
     async def _speak(self, voice: Voice) -> None:
         for number in itertools.count():
@@ -108,27 +113,43 @@ class Conversation:
             voice.play(heard)
             self._on_heard(heard)
             sound = base64.b64encode(spoken).decode()
-            await self._socket.send_str(
-                msgspec.json.encode({"type": "input_audio_buffer.append", "audio": sound}).decode()
-            )
+            await self._send_unnoted({"type": "input_audio_buffer.append", "audio": sound})
 
     async def _hear(self) -> None:
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 continue
-            event = msgspec.json.decode(message.data, type=dict[str, Any])
-            at = self._now()
-            self._note("server", _without_sound(event), at)
-            for answer in self._dialogue.on_event(event, at):
+            try:
+                answers = self._take(message.data)
+            except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+                came = f"{message.data[:MAX_SHOWN]!r} came"
+                raise Unreachable(f"{came} (allowed: OpenAI's realtime events)", field="--url") from error
+            for answer in answers:
                 await self._send(answer)
             if self._dialogue.is_ready or self._dialogue.problems:
                 self._ready.set()
-        reason = self._dialogue.problems[-1] if self._dialogue.problems else f"code {self._socket.close_code}"
-        raise Unavailable(f"the server ended the conversation: {reason}")
+        raise self._ended()
+
+    def _take(self, data: str) -> list[dict[str, Any]]:
+        event = msgspec.json.decode(data, type=dict[str, Any])
+        at = self._now()
+        self._note("server", _without_sound(event), at)
+        return self._dialogue.on_event(event, at)
+
+    def _ended(self) -> OmniBusError:
+        if self._dialogue.problems and not self._dialogue.is_ready:
+            return BadInput(self._dialogue.problems[-1])
+        return Unavailable(f"the server ended the conversation (close code {self._socket.close_code})")
 
     async def _send(self, event: dict[str, Any]) -> None:
         self._note("client", event, self._now())
-        await self._socket.send_str(msgspec.json.encode(event).decode())
+        await self._send_unnoted(event)
+
+    async def _send_unnoted(self, event: dict[str, Any]) -> None:
+        try:
+            await self._socket.send_str(msgspec.json.encode(event).decode())
+        except ConnectionError:
+            raise self._ended() from None
 
     def _now(self) -> float:
         """Return the seconds since the first piece of sound; 0 before it."""

@@ -55,11 +55,13 @@ class Dialogue:
     Args:
         playback: gets the sound.
         show: prints text, without a line's end of its own.
+        warn: prints what went wrong in a conversation that goes on.
     """
 
-    def __init__(self, playback: Playback, show: Callable[[str], None]) -> None:
+    def __init__(self, playback: Playback, show: Callable[[str], None], warn: Callable[[str], None]) -> None:
         self._playback = playback
         self._show = show
+        self._warn = warn
         self._line = ""
         """What the open line of the screen belongs to."""
         self._active: dict[str, Turn | None] = {}
@@ -96,7 +98,7 @@ class Dialogue:
             return False
         if self._is_awaiting and at - self._awaiting_since >= PATIENCE_S:
             self._is_awaiting = False
-            self.problems.append(f"no answer came to {self._name} within {PATIENCE_S:g} s")
+            self._problem({"message": f"no answer came to {self._name} within {PATIENCE_S:g} s"})
         return not self._is_awaiting
 
     # --- what the server says ---------------------------------------------------------------------------------
@@ -191,7 +193,11 @@ class Dialogue:
         self._line = ""
 
     def _problem(self, error: dict[str, Any]) -> None:
-        self.problems.append(str(error.get("message") or error.get("code") or "the server gave no reason"))
+        words = str(error.get("message") or error.get("code") or "the server gave no reason")
+        self.problems.append(words)
+        if self.is_ready:
+            self._end_line()
+            self._warn(words)
 
 
 def spans(turn: Turn) -> list[tuple[float | None, float | None]]:

@@ -42,6 +42,7 @@ def draw(turn: Turn, path: str) -> None:
     axis.axvline(0, color="#777777", linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(lanes)), [label for label, *_ in lanes])
     axis.invert_yaxis()
+    axis.use_sticky_edges = False
     axis.margins(x=0.08)
     axis.set_xlabel("seconds from the end of speech")
     axis.set_title(f"“{turn.heard}”" if turn.heard else "One turn", fontsize=11)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import wave
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from omni_bus.cli.deployment import add_name_argument
 from omni_bus.cli.outfile import check_writable
 from omni_bus.cli.sound_file import decoded
 from omni_bus.errors import BadInput
+from omni_bus.media.encoder import StreamEncoder, wav_header
 from omni_bus.runtime import rundir
 from omni_bus.runtime.deployment import DEPLOYMENT_FILE, read_deployment
 from omni_bus.talk import plot
@@ -29,6 +29,7 @@ from omni_bus.talk.dialogue import PARTS, Dialogue, rows_of
 from omni_bus.talk.playback import RATE_HZ, Playback
 from omni_bus.talk.script import Line, Script
 from omni_bus.talk.voice import DeviceVoice, FileVoice, require_device
+from omni_bus.wire.payloads import Audio, Blob
 
 if TYPE_CHECKING:
     import argparse
@@ -56,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speak this file, - is standard input; given several times, each is spoken once the answer to the one "
         "before was heard. Default: microphone and speaker, until Ctrl-C",
     )
-    parser.add_argument("--output", metavar="FILE.wav", help="write what is heard, with its silences")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write what is heard, with its silences, in the format that the name ends in"
+    )
     parser.add_argument("--events", metavar="FILE.jsonl", help="write the events of both sides, without sound")
     parser.add_argument("--plot", metavar="FILE", help=f"draw the last turn: {', '.join(PICTURES)} (needs matplotlib)")
 
@@ -83,7 +86,9 @@ def _check(args: argparse.Namespace) -> None:
     Raises:
         BadInput: names the option.
     """
-    for option, endings in (("--output", (".wav",)), ("--events", (".jsonl",)), ("--plot", PICTURES)):
+    if args.output is not None:
+        request.check_sound_file(args.output, "--output")
+    for option, endings in (("--events", (".jsonl",)), ("--plot", PICTURES)):
         path: str | None = getattr(args, option.removeprefix("--"))
         if path is None:
             continue
@@ -159,9 +164,17 @@ def _recorder(files: ExitStack, path: str | None) -> Callable[[bytes], object]:
     """Return what writes the sound that is heard; 20 ms at a time, so that nothing is kept."""
     if path is None:
         return lambda _: None
-    file = files.enter_context(wave.Wave_write(files.enter_context(_opened(path, "--output"))))
-    file.setparams((1, 2, RATE_HZ, 0, "NONE", ""))
-    return file.writeframesraw
+    file = files.enter_context(_opened(path, "--output"))
+    encoder = StreamEncoder(request.check_sound_file(path, "--output"), field="--output")
+
+    def finish() -> None:
+        file.write(encoder.finish_blocking())
+        if encoder.format == "wav":  # now its size is known
+            file.seek(0)
+            file.write(wav_header(RATE_HZ, 1, encoder.num_bytes))
+
+    files.callback(finish)
+    return lambda sound: file.write(encoder.feed_blocking(Audio(RATE_HZ, 1, "s16", Blob(sound))))
 
 
 def _log(files: ExitStack, path: str | None) -> Callable[[dict[str, Any]], object]:

@@ -24,7 +24,7 @@ FILE = ("--input", "words.txt")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*FILE, "--output", "a.mp3"), "--output a.mp3 came (allowed: a file that ends in .wav)"),
+        ((*FILE, "--output", "a.doc"), "--output a.doc: no format of sound ends in .doc (allowed: .wav, .mp3, "),
         ((*FILE, "--output", "/nowhere/a.wav"), "--output /nowhere/a.wav: there is no directory '/nowhere'"),
         ((*FILE, "--events", "a.txt"), "--events a.txt came (allowed: a file that ends in .jsonl)"),
         ((*FILE, "--plot", "a.doc"), "--plot a.doc came (allowed: a file that ends in .png, .svg, .pdf)"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -28,8 +27,7 @@ TOML = (
     .replace("port = 8000", "port = 0")
     .replace("tokens = 32", "tokens = 4")
 )
-SPEECH_S, BREAK_S = 0.4, 1.0
-ANSWER = re.compile(r"said: (\S+:0) .*\n")
+SPEECH_S, BREAK_S = 0.4, 1.5
 
 
 def speak(path: Path, *, times: int) -> str:
@@ -71,16 +69,13 @@ def test_turns_are_spoken_heard_and_timed(
     with wave.open(str(wav)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         heard = array.array("h", file.readframes(file.getnframes()))
-    # The first answer is whole and follows a silence as long as what was asked; a ramp: 1, 2, 3, …
+    # The first answer comes after what was asked, without a gap: a ramp.
     began = next(place for place, sample in enumerate(heard) if sample)
     assert began > SPEECH_S * 24_000
-    whole = sum(len(word) for word in [])
-    del whole
     assert heard[began : began + 24_000].tolist() == list(range(1, 24_001))
 
     refusals = {
-        ("--voice", ""): "voice",
-        ("--model", "synthetic-voice"): "unknown model 'synthetic-voice' (known: ",
+        ("--model", "synthetic-voice"): "unknown model 'synthetic-voice'; did you mean 'synthetic-sessions'?",
         ("--url", address, "--model", "nothing"): "nothing",
         ("--url", f"{address}/v1/models"): "200 came instead of a WebSocket",
         ("--url", "ws://127.0.0.1:1"): "ws://127.0.0.1:1/v1/realtime: ",
@@ -111,11 +106,10 @@ def test_conversation_that_is_ended_leaves_what_was_heard(
         else:
             os.kill(deployment.pid_of("gateway.openai.0"), signal.SIGKILL)
 
-        said, why = talk.communicate()
+        why = talk.communicate()[1]
     assert talk.returncode == (130 if who == "user" else 1)
     assert (b"the server ended the conversation" in why) == (who == "server")
     assert b"Traceback" not in why
-    assert b"ms from the end of speech" in said
     with wave.open(str(wav)) as file:
         assert file.getnframes() > SPEECH_S * 24_000
     assert deployment.stop() == 0

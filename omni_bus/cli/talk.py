@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="speak this file, - is standard input; given several times, each is spoken once the answer to the one "
-        "before was heard. Default: microphone and speaker, until Ctrl-C",
+        "before was heard. Default: microphone and speaker (wear headphones, or it hears itself), until Ctrl-C",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="write what is heard, with its silences, in the format that the name ends in"
@@ -95,6 +95,8 @@ def _check(args: argparse.Namespace) -> None:
         if Path(path).suffix.lower() not in endings:
             raise BadInput(f"{option} {path} came (allowed: a file that ends in {', '.join(endings)})", field=option)
         check_writable(path, option)
+    if not (_key(args) or "").isprintable():
+        raise BadInput("--api-key: it has characters that no HTTP header holds (allowed: printable)", field="--api-key")
     if args.input.count("-") > 1:
         raise BadInput("--input - came twice (allowed: once, standard input ends)", field="--input")
     if args.plot is not None:
@@ -106,15 +108,18 @@ def _check(args: argparse.Namespace) -> None:
 async def _talk(args: argparse.Namespace, playback: Playback, dialogue: Dialogue) -> int:
     url = _address(args)
     lines = [Line(name, await _sound(name)) for name in args.input]
-    api_key = args.api_key or os.environ.get("OPENAI_API_KEY")
     with ExitStack() as files:
         log = _log(files, args.events)
         conversation = Conversation(dialogue, playback, _recorder(files, args.output), log)
-        async with conversation.connected(url, api_key, session_of(args.voice, args.instructions)):
+        async with conversation.connected(url, _key(args), session_of(args.voice, args.instructions)):
             voice = FileVoice(Script(lines, dialogue)) if lines else DeviceVoice()
             files.callback(voice.close)
             await conversation.hold(voice)
     return 0
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    return args.api_key or os.environ.get("OPENAI_API_KEY")
 
 
 def _address(args: argparse.Namespace) -> str:
@@ -127,14 +132,14 @@ def _address(args: argparse.Namespace) -> str:
         return _address_here(args)
     try:
         url = URL(args.url)
-        scheme = SCHEMES[url.scheme]
-        assert url.host
-    except (ValueError, KeyError, AssertionError):
+    except ValueError:
+        url = URL()
+    if url.scheme not in SCHEMES or not url.host:
         allowed = f"ws://HOST:PORT or wss://HOST:PORT, with or without {PATH}"
-        raise BadInput(f"--url {args.url} came (allowed: {allowed})", field="--url") from None
-    url = url.with_scheme(scheme)
+        raise BadInput(f"--url {args.url} came (allowed: {allowed})", field="--url")
+    url = url.with_scheme(SCHEMES[url.scheme])
     if url.path.rstrip("/") in ("", "/v1"):
-        url = url.with_path(PATH, keep_query=True)
+        url = url.with_path(PATH).with_query(url.query)
     return str(url if args.model is None else url.update_query(model=args.model))
 
 

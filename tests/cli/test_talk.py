@@ -28,6 +28,7 @@ FILE = ("--input", "words.txt")
         ((*FILE, "--output", "/nowhere/a.wav"), "--output /nowhere/a.wav: there is no directory '/nowhere'"),
         ((*FILE, "--events", "a.txt"), "--events a.txt came (allowed: a file that ends in .jsonl)"),
         ((*FILE, "--plot", "a.doc"), "--plot a.doc came (allowed: a file that ends in .png, .svg, .pdf)"),
+        ((*FILE, "--api-key", "a\nb"), "--api-key: it has characters that no HTTP header holds (allowed: printable)"),
         (("--input", "-", "--input", "-"), "--input - came twice"),
         ((*FILE, "--url", "ftp://a"), "--url ftp://a came (allowed: ws://HOST:PORT or wss://HOST:PORT"),
         ((*FILE, "--url", "localhost:8000"), "--url localhost:8000 came (allowed: ws://HOST:PORT"),

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from omni_bus.errors import BadInput, OmniBusError, Unavailable, Unreachable
-from omni_bus.talk.dialogue import SOUND
+from omni_bus.talk.dialogue import SOUND, TRANSCRIPTION
 from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, seconds_of
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Conversation:
                 hearing = asyncio.create_task(self._hear())
                 try:
                     await self._send({"type": "session.update", "session": session})
+                    await self._send(TRANSCRIPTION)
                     await _first_of(hearing, asyncio.create_task(self._until_ready()))
                     self._hearing = hearing
                     yield
@@ -162,12 +163,10 @@ class Conversation:
 def session_of(voice: str | None, instructions: str | None) -> dict[str, Any]:
     """Return what the session is told at its beginning."""
     sound = {"type": "audio/pcm", "rate": RATE_HZ}
-    # OpenAI's servers want a name of theirs; ours write down with what they have.
-    heard: dict[str, Any] = {"format": sound, "transcription": {"model": "whisper-1"}}
     said: dict[str, Any] = {"format": sound}
     if voice is not None:
         said["voice"] = voice
-    session: dict[str, Any] = {"type": "realtime", "audio": {"input": heard, "output": said}}
+    session: dict[str, Any] = {"type": "realtime", "audio": {"input": {"format": sound}, "output": said}}
     return session if instructions is None else {**session, "instructions": instructions}
 
 

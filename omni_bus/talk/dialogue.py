@@ -20,6 +20,14 @@ HEARD = "conversation.item.input_audio_transcription"
 SAID = "response.output_audio_transcript"
 SOUND = "response.output_audio.delta"
 
+TRANSCRIPTION: dict[str, Any] = {
+    "type": "session.update",
+    "event_id": "talk_transcription",
+    # OpenAI's servers want a name of theirs; ours write down with what they have.
+    "session": {"type": "realtime", "audio": {"input": {"transcription": {"model": "whisper-1"}}}},
+}
+"""Asks for what the user says as text; a server that can't tell refuses this and no more."""
+
 PARTS = {
     "detected": "end of turn",
     "generation": "transcription",
@@ -109,6 +117,8 @@ class Dialogue:
         match kind:
             case "session.updated":
                 self.is_ready = True
+            case "error" if event["error"].get("event_id") == TRANSCRIPTION["event_id"]:
+                pass
             case "error":
                 self._problem(event["error"])
             case "input_audio_buffer.speech_started":

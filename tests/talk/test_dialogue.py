@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_bus.talk import plot
-from omni_bus.talk.dialogue import PATIENCE_S, Dialogue, Turn, rows_of
+from omni_bus.talk.dialogue import PATIENCE_S, TRANSCRIPTION, Dialogue, Turn, rows_of
 from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, SILENCE, Playback
 from omni_bus.talk.script import PAUSE_S, Line, Script
 
@@ -116,6 +116,14 @@ def test_what_goes_wrong_is_told(kind: str, fields: dict[str, Any], words: str) 
     talk.say(kind, **fields)
 
     assert (talk.dialogue.problems, talk.warned) == ([words], [words])
+
+
+def test_server_that_writes_nothing_down_talks_as_well() -> None:
+    talk = Talk()
+
+    talk.say("error", error={"message": "nothing here writes speech down", "event_id": TRANSCRIPTION["event_id"]})
+
+    assert talk.dialogue.problems == []
 
 
 def test_next_line_waits_until_the_answer_was_heard() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from omni_bus.talk.dialogue import PARTS, Turn, spans
@@ -45,7 +46,8 @@ def draw(turn: Turn, path: str) -> None:
     axis.use_sticky_edges = False
     axis.margins(x=0.08)
     axis.set_xlabel("seconds from the end of speech")
-    axis.set_title(f"“{turn.heard}”" if turn.heard else "One turn", fontsize=11)
+    words = shorten(turn.heard, 80, placeholder="…")
+    axis.set_title(f"“{words}”" if words else "One turn", fontsize=11, parse_math=False)  # a price is no formula
     axis.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)

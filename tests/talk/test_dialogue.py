@@ -162,6 +162,7 @@ def test_line_that_nobody_answers_is_told_and_passed() -> None:
 
 def test_picture_has_a_lane_for_each_part_that_is_known(tmp_path) -> None:
     turn = Turn(1.0, stopped_at=3.0, first_sound_at=3.7, played_at=3.72, played_until=5.0, timings=TIMINGS)
+    turn.heard = "Is it $5 or $\\frac{6?"
 
     lanes = plot.lanes_of(turn)
 

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "check": "check a deployment's configuration and show it, merged, with the origin of each value",
     "status": "show the running deployments and what their actors do",
     "call": "send one request to a running deployment",
+    "talk": "hold a live conversation with a running deployment or another server",
     "bench": "measure a server with OpenAI's routes, ours or another",
     "drain": "keep new requests from a stage or replica, and wait until it has finished its own",
     "restart": "restart parts of a running deployment one after the other, without losing a request",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from contextlib import aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,27 +13,23 @@ from gateways.openai_models import SEGMENTS, SOUND, can_transcribe
 from gateways.openai_transcriptions import PIECE_FRAMES, RATE_HZ
 from gateways.subtitles import cues_of, srt, vtt
 from omni_bus.cli import request
+from omni_bus.cli.sound_file import decoded
 from omni_bus.cli.visit import visit
 from omni_bus.client import End, Item
 from omni_bus.core.pipeline import OUT
 from omni_bus.errors import BadInput, unknown_name
-from omni_bus.media.decode import AudioRequest
 from omni_bus.media.sound import slices
-from omni_bus.runtime.media_pool import MediaPool
-from omni_bus.wire.payloads import Audio, Json, Text
+from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
     import argparse
 
     from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.wire.payloads import Audio
 
 FORMATS = ("text", "srt", "vtt", "json")
 TIMED = ("srt", "vtt")
-
-MAX_SECONDS = 4 * 3600.0
-DECODE_S = 300.0
-"""It is the caller's own file: these are more than a gateway gives a stranger's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +64,7 @@ async def _call(args: argparse.Namespace) -> int:
         if args.language is not None:
             for stage in _writers(pipeline):
                 params[stage] = {"language": args.language, **params.get(stage, {})}
-        sound = await _decoded(args.file)
+        sound = await decoded(args.file, RATE_HZ, "FILE")
         wants_segments = args.format != "text" and SEGMENTS in pipeline.outputs
         call = Call(
             pipeline=pipeline.name,
@@ -87,31 +80,6 @@ async def _call(args: argparse.Namespace) -> int:
 
 def _writers(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(edge.source for edge in pipeline.edges if edge.target == OUT))
-
-
-async def _decoded(name: str) -> Audio:
-    """Return a file's sound, decoded in a process of its own.
-
-    Raises:
-        BadInput: it can't be read, or is no sound.
-        MediaTooLarge: it is longer than allowed.
-    """
-    data = await asyncio.to_thread(_read_blocking, name)
-    pool = MediaPool(1, DECODE_S)
-    max_bytes = int(MAX_SECONDS) * RATE_HZ * 2
-    try:
-        found = await pool.decode(data, AudioRequest(name, MAX_SECONDS, max_bytes, RATE_HZ, 1))
-    finally:
-        pool.close()
-    assert isinstance(found, Audio)
-    return found
-
-
-def _read_blocking(name: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise BadInput(f"can't read {name}: {error.strerror}", field="FILE") from error
 
 
 class _Heard(msgspec.Struct):

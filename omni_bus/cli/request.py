@@ -122,18 +122,18 @@ def check_stages(pipeline: Pipeline, params: Mapping[str, Any]) -> None:
             raise unknown_name(f"stage of '{pipeline.serve_as}'", stage, pipeline.stages, field="-p")
 
 
-def check_sound_file(path: str) -> Format:
+def check_sound_file(path: str, option: str = "--audio-out") -> Format:
     """Return the format of a file of sound, by its ending, once it is sure that it can be written.
 
     Raises:
         BadInput: it can't, or no format has this ending.
     """
-    check_writable(path, "--audio-out")
+    check_writable(path, option)
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         allowed = ", ".join(filter(None, ENDINGS))
-        message = f"--audio-out {path}: no format of sound ends in {ending}"
-        raise BadInput(f"{message} (allowed: {allowed})", field="--audio-out")
+        message = f"{option} {path}: no format of sound ends in {ending}"
+        raise BadInput(f"{message} (allowed: {allowed})", field=option)
     return ENDINGS[ending]
 
 

@@ -1,8 +1,10 @@
-"""A client that is killed in the middle of an answer: another one goes on, without a lost or doubled event."""
+"""A client, or the sessions' own process, that is killed in the middle of an answer."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +16,15 @@ from omni_bus.client import Item
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codec import payload_of, server_event
+from omni_bus.errors import StageLost
 from omni_bus.runtime import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from processes.conftest import Up  # pyright: ignore[reportMissingImports]
+
+    from omni_bus.client import Request
 
 pytestmark = pytest.mark.processes
 
@@ -100,4 +105,36 @@ async def test_killed_client_is_succeeded(up: Callable[..., Up], environ: dict[s
     assert seqs == list(range(1, len(seqs) + 1))
     names = [event["id"] for event in heard] + [event.event_id for event in more]
     assert len(set(names)) == len(names)
+    assert await asyncio.to_thread(deployment.stop) == 0
+
+
+async def test_killed_session_actor_takes_its_requests_along_and_its_successor_serves(up: Callable[..., Up]) -> None:
+    """Whoever talked with it hears which stage was lost; nothing of the answer goes on in any other stage."""
+    deployment = up(TOML)
+    await deployment.told("ready")
+    async with await deployment.client() as client:
+
+        async def first_sound(session: str) -> Request:
+            request = await client.submit("sessions", ["events"], session=session)
+            await request.send("events", payload_of(asked.SessionOpen(session_id=session, is_resumable=True)))
+            await request.send("events", payload_of(asked.ResponseCreate()))
+            async for item in request:
+                assert isinstance(item, Item)
+                if isinstance(server_event(item.payload), said.AudioDelta):
+                    break
+            return request
+
+        lost = await first_sound("sess_1")
+        os.kill(deployment.pid_of("sessions.0"), signal.SIGKILL)
+        with pytest.raises(StageLost, match="sessions"):
+            async for _ in lost:
+                pass
+        await deployment.told("actor ready", name="sessions.0")
+        while (status := await client.admin("status"))["requests"]["live"]:
+            pass  # the answer is being cancelled; each round asks the coordinator
+
+        assert status["requests"]["failed"] == 1
+        assert status["requests"]["cancelled"] >= 1
+        async with await first_sound("sess_2"):
+            pass
     assert await asyncio.to_thread(deployment.stop) == 0

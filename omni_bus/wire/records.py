@@ -99,7 +99,8 @@ def unpack(record: Record) -> Any:
     for leaf in record.arrays:
         found: Any
         if leaf.shape is None:
-            found = np.dtype(leaf.dtype).newbyteorder("=").type(_at(value, leaf.path))
+            with np.errstate(over="ignore"):  # a number beyond its type's range is infinite
+                found = np.dtype(leaf.dtype).newbyteorder("=").type(_at(value, leaf.path))
         else:
             num_bytes = math.prod(leaf.shape) * record_item_bytes(leaf.dtype)
             raw = record.data.view[leaf.offset : leaf.offset + num_bytes]

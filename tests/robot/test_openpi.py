@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake import FakePolicy  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
-from gateways.robot.numpy_frames import MAX_FRAME_BYTES
+from omni_bus.media.numpy_frames import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

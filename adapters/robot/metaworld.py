@@ -20,6 +20,7 @@ import numpy as np
 
 from adapters.packages import missing
 from adapters.robot.policy import Policy
+from adapters.robot.values import read_vector
 from omni_bus.errors import BadInput, StartFailed
 
 if TYPE_CHECKING:
@@ -136,18 +137,12 @@ class MetaworldPolicy(Policy):
         return hidden
 
     def _state_of(self, observation: Observation) -> Array:
-        given = observation.values.get(STATE_KEY)
-        want = f"{self._config.state_dim} finite numbers in [-{MAX_STATE:g}, {MAX_STATE:g}]"
-        try:
-            state = np.asarray(given, np.float32)
-        except (TypeError, ValueError):
-            state = np.empty(0, np.float32)
-        if state.shape != (self._config.state_dim,):
-            came = "nothing" if given is None else f"shape {np.shape(given)}" if np.ndim(given) else type(given).__name__
-            raise BadInput(f"{STATE_KEY}: {came} came (allowed: {want})", field=STATE_KEY)
-        broken = np.flatnonzero(~(np.abs(state) <= MAX_STATE))
-        if broken.size:
-            raise BadInput(f"{STATE_KEY}[{broken[0]}]: {state[broken[0]]} came (allowed: {want})", field=STATE_KEY)
+        dim = self._config.state_dim
+        state = read_vector(observation, STATE_KEY, dim, min_dim=dim)
+        far = np.flatnonzero(np.abs(state) > MAX_STATE)
+        if far.size:
+            allowed = f"numbers in [-{MAX_STATE:g}, {MAX_STATE:g}]"
+            raise BadInput(f"{STATE_KEY}[{far[0]}]: {state[far[0]]} came (allowed: {allowed})", field=STATE_KEY)
         return state
 
     def _prompt_of(self, observation: Observation) -> Array:

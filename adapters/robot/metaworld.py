@@ -83,8 +83,11 @@ class MetaworldPolicy(Policy):
         report("weights", 0.0)
         folder = Path(self.options.model or shipped_folder())
         try:
+            from safetensors import SafetensorError
             from safetensors.numpy import load_file
-
+        except ImportError as error:
+            raise StartFailed(f"the policy can't be loaded ({INSTALL}): {error}") from error
+        try:
             self._config = msgspec.json.decode((folder / "config.json").read_bytes(), type=MetaworldConfig)
             stats: dict[str, Array] = {
                 name: np.array(numbers, np.float32)
@@ -97,9 +100,7 @@ class MetaworldPolicy(Policy):
                 (np.ascontiguousarray(weights[f"layers.{i}.weight"].T), weights[f"layers.{i}.bias"])
                 for i in range(self._config.num_layers)
             ]
-        except ImportError as error:
-            raise StartFailed(f"the policy can't be loaded ({INSTALL}): {error}") from error
-        except (OSError, KeyError, ValueError, msgspec.DecodeError) as error:
+        except (OSError, KeyError, ValueError, SafetensorError, msgspec.DecodeError) as error:
             raise StartFailed(f"model: {folder} is no policy of scripts/train_robot_policy: {error}") from error
         config = self._config
         self.metadata = {
@@ -132,7 +133,8 @@ class MetaworldPolicy(Policy):
     def _run(self, hidden: Array) -> Array:
         for i, (weight, bias) in enumerate(self._layers):
             if i:
-                hidden = hidden / (1 + np.exp(-hidden))  # SiLU
+                with np.errstate(over="ignore"):  # far below zero, SiLU is 0: x / infinity
+                    hidden = hidden / (1 + np.exp(-hidden))
             hidden = hidden @ weight + bias
         return hidden
 

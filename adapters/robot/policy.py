@@ -1,8 +1,8 @@
 """What a robot policy is: observations of several robots in, one chunk of actions for each out.
 
 A policy is one class. It names a Struct of options (the table ``[stages.NAME.policy]``); what is heavy is imported in
-`load`. The engine `robot-policy` (`adapters.robot.engine`) hosts it: it batches, transforms, checks and times; a policy does
-none of that. A stage names its policy as ``policy.name = "module:Class"``, or by a short name of `POLICIES`.
+`load`. The engine `robot-policy` (`adapters.robot.engine`) hosts it: it batches, transforms, checks and times; a policy
+does none of that. A stage names its policy as ``policy.name = "module:Class"``, or by a short name of `POLICIES`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ text, a line break; pictures are in [-1, 1]; state and actions are padded with z
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -20,6 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from adapters.random_state import MAX_SEED
+from adapters.robot.pace import MAX_DENOISE_STEPS, Pace
 from adapters.robot.policy import Policy
 from adapters.robot.values import read_picture, read_vector
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from omni_bus.errors import OmniBusError
 
 NAME = "pi0"
-MAX_DENOISE_STEPS = 1000
 
 
 class Pi0Options(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +104,7 @@ class Pi0Policy(Policy):
         self._side: int = vision.image_size
         self._tokens_per_image = (vision.image_size // vision.patch_size) ** 2
         self._image_token: int = config.vlm_config.image_token_id
-        self._pace = _Pace()
+        self._pace = Pace()
         self.metadata = {
             "policy": NAME,
             "action_horizon": config.chunk_size,
@@ -270,32 +269,3 @@ class Pi0Policy(Policy):
             if on_step is not None:
                 on_step(num_done, num_done + max(left))
         return actions
-
-
-class _Pace:
-    """How long steps take, by what the last ones of a batch of that size took."""
-
-    def __init__(self) -> None:
-        self._first: dict[int, float] = {}
-        self._later: dict[int, float] = {}
-
-    def note(self, num_rows: int, seconds: float, *, is_first: bool) -> None:
-        (self._first if is_first else self._later)[num_rows] = seconds
-
-    def affordable(self, num_rows: int, now: float, deadline: float | None, *, is_first: bool) -> int:
-        """Return how many steps can still be made, one at least."""
-        if deadline is None:
-            return MAX_DENOISE_STEPS
-        later = _expected(self._later, num_rows)
-        first = _expected(self._first, num_rows) - later if is_first else 0.0
-        if later <= 0:
-            return MAX_DENOISE_STEPS
-        return max(1, min(MAX_DENOISE_STEPS, math.floor((deadline - now - max(first, 0.0)) / later)))
-
-
-def _expected(measured: dict[int, float], num_rows: int) -> float:
-    """Return what was measured with the nearest number of rows, in proportion where that was smaller."""
-    if not measured:
-        return 0.0
-    nearest = min(measured, key=lambda known: (abs(known - num_rows), -known))
-    return measured[nearest] * max(1.0, num_rows / nearest)

@@ -1,7 +1,7 @@
 """The stage of a robot policy: many connections, each a long request, to one batching policy.
 
 It streams rather than steps, because a batch begins when its window says so, and a missed deadline is told while the
-policy still computes. What is decided is decided in `batching`, `chunks` and `safety`; what is changed, in `transforms`.
+policy still computes. What is decided is decided in `batching`, `chunks` and `safety`.
 """
 
 from __future__ import annotations

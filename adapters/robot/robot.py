@@ -67,10 +67,8 @@ class Session:
             return round((now - self._began_at) * options.control_hz)
         step = number_at(values, options.step_key)
         if step < self._last_step or step != int(step):
-            raise BadInput(
-                f"{options.step_key}: {step:g} came (allowed: whole numbers that don't fall, at least {self._last_step})",
-                field=options.step_key,
-            )
+            allowed = f"whole numbers that don't fall, at least {self._last_step}"
+            raise BadInput(f"{options.step_key}: {step:g} came (allowed: {allowed})", field=options.step_key)
         self._last_step = int(step)
         return int(step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def number_at(values: Mapping[str, Any], key: str) -> Any:
     """
     value = values.get(key)
     number = value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         came = "nothing" if key not in values else f"a {type(value).__name__}"
         raise BadInput(f"{key}: {came} came (allowed: a number)", field=key)
     return number
@@ -142,6 +143,5 @@ def check_actions(actions: Mapping[str, Any], low: Sequence[float], high: Sequen
             row, column = (int(i) for i in np.argwhere(broken)[0])
             bound = limits[column] if len(limits) > 1 else limits[0]
             word = "below" if is_low else "above"
-            raise StageFailed(
-                f"the policy gave {chunk[row, column]:g} for dimension {column} of step {row}, {word} {bound:g}: not sent"
-            )
+            found = f"{chunk[row, column]:g} for dimension {column} of step {row}"
+            raise StageFailed(f"the policy gave {found}, {word} {bound:g}: not sent")

@@ -1,4 +1,4 @@
-"""Observations from a client's form to a policy's, and actions back: resized, laid out, normalised, renamed, checked."""
+"""Observations from a client's form to a policy's, and actions back: checked, resized, normalised, renamed."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class _Statistics(msgspec.Struct, frozen=True):
         low, high = np.asarray(self.q01, np.float32), np.asarray(self.q99, np.float32)
         if not len(low) or low.shape != high.shape:
             raise ValueError("it has no 'q01' and 'q99' of one length")
-        half = (high - low + np.float32(SMALL)) / 2  # to [-1, 1]
-        return Scale(low + half, half)
+        half = (high - low + SMALL) / 2  # to [-1, 1]
+        return Scale((low + half).astype(np.float32), half.astype(np.float32))
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """MessagePack with NumPy arrays in it, as openpi-client's `msgpack_numpy` speaks it, to `Record` and back.
 
 An array is a map of four pairs whose keys are MessagePack *bin*: ``__ndarray__`` true, ``data`` bin in C order,
-``dtype`` NumPy's type string, ``shape`` an array of integers. A NumPy scalar is ``__npgeneric__`` with a native number as
-``data``. Text keys are taken as well, and so is the older form of the package msgpack-numpy: ``nd``, ``type``, ``kind``,
-``data``, ``shape``. No array is copied or even looked at: the record's bytes are the message's.
+``dtype`` NumPy's type string, ``shape`` an array of integers. A NumPy scalar is ``__npgeneric__`` with a native number
+as ``data``. Text keys are taken as well, and so is the older form of the package msgpack-numpy: ``nd``, ``type``,
+``kind``, ``data``, ``shape``. No array is copied or even looked at: the record's bytes are the message's.
 
 The reader is written by hand since arrays are to stay where they are, and since what a stranger sends must be counted
 while it is read: libraries make lists of millions of elements first.
@@ -78,7 +78,7 @@ def decode(frame: bytes, *, max_values: int = MAX_VALUES) -> Record:
     try:
         value = reader.value(0)
         if not isinstance(value, dict):
-            raise ValueError("something else than a map came (allowed: a map)")
+            raise ValueError("something else than a map came (allowed: a map)")  # noqa: TRY004 (bad data)
         if reader.at != len(frame):
             raise ValueError(f"{len(frame) - reader.at} bytes are left after its end")
         record = Record(value, tuple(reader.arrays), Blob(frame))

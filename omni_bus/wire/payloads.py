@@ -379,10 +379,12 @@ def _check_record(record: Record) -> None:
 
 def _at(value: Any, path: tuple[str | int, ...]) -> Any:
     for key in path:
-        try:
-            value = value[key]
-        except (LookupError, TypeError) as error:
-            raise ValueError(f"record: nothing is at {path}") from error
+        # As strict as JSON: an index from the end, or into a text, would let two paths mean one place.
+        holder: Any = value if isinstance(value, dict if isinstance(key, str) else list) else ()
+        is_there = key in holder if isinstance(key, str) else 0 <= key < len(holder)
+        if not is_there:
+            raise ValueError(f"record: nothing is at {path}")
+        value = holder[key]
     return value
 
 

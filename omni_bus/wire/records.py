@@ -41,10 +41,11 @@ class _Packing:
         if isinstance(value, np.ndarray):
             return self._array(cast("np.ndarray[Any, Any]", value), path)
         if isinstance(value, np.generic):
-            self.arrays.append(RecordArray(path, value.dtype.str, None))
-            return value.item()
-        if isinstance(value, bytes | bytearray | memoryview):
-            self._place(memoryview(value).cast("B"), path, "bytes", (len(value),))
+            scalar = cast("np.generic[Any]", value)
+            self.arrays.append(RecordArray(path, scalar.dtype.str, None))
+            return scalar.item()
+        if isinstance(value, bytes):
+            self._place(memoryview(value), path, "bytes", (len(value),))
             return None
         if len(path) > MAX_NESTING:
             raise ValueError(f"a value is nested more than {MAX_NESTING} deep")
@@ -88,7 +89,7 @@ def pack(value: Any, allocate: Callable[[int], Blob] = ordinary_memory) -> Recor
 
 
 def unpack(record: Record) -> Any:
-    """Return the value with its arrays, which are writable, C-ordered, of the machine's byte order and the caller's own.
+    """Return the value with its arrays: writable, C-ordered, of the machine's byte order, the caller's own.
 
     The record has passed `omni_bus.wire.payloads.check`; its value is used up.
     """
@@ -98,7 +99,8 @@ def unpack(record: Record) -> Any:
     for leaf in record.arrays:
         found: Any
         if leaf.shape is None:
-            found = np.dtype(leaf.dtype).newbyteorder("=").type(_at(value, leaf.path))
+            with np.errstate(over="ignore"):  # a number beyond its type's range is infinite
+                found = np.dtype(leaf.dtype).newbyteorder("=").type(_at(value, leaf.path))
         else:
             num_bytes = math.prod(leaf.shape) * record_item_bytes(leaf.dtype)
             raw = record.data.view[leaf.offset : leaf.offset + num_bytes]

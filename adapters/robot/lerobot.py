@@ -88,6 +88,7 @@ class LerobotPolicy(Policy):
         import torch
         from lerobot.configs import FeatureType, PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+        from safetensors import SafetensorError
 
         torch.set_num_threads(self.context.num_threads)
         folder = str(Path(self.options.model).expanduser())
@@ -107,12 +108,14 @@ class LerobotPolicy(Policy):
             if config.type == "smolvla":
                 overrides["tokenizer_processor"] = {"tokenizer_name": config.vlm_model_name}
             self._before, self._after = make_pre_post_processors(config, folder, preprocessor_overrides=overrides)
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
             raise StartFailed(f"model: {folder} can't be loaded: {str(error)[:2000]}", field="model") from error
         self._config = config
         visual = [key for key, feature in config.input_features.items() if feature.type is FeatureType.VISUAL]
         self._pictures = {key: tuple(config.input_features[key].shape[1:]) for key in visual}
         self._vectors = {key: f.shape[0] for key, f in config.input_features.items() if key not in self._pictures}
+        own_steps = {"smolvla": "num_steps", "diffusion": "num_inference_steps"}.get(config.type, "")
+        self._own_steps: int = self.options.num_inference_steps or getattr(config, own_steps, 0) or self._most_steps()
         self._pace = Pace()
         self._on_step: OnStep | None = None
         self._watch_steps()
@@ -180,10 +183,6 @@ class LerobotPolicy(Policy):
             return int(self._policy.diffusion.noise_scheduler.config.num_train_timesteps)
         return MAX_DENOISE_STEPS
 
-    def _own_steps(self) -> int:
-        own = self._config.num_steps if self._config.type == "smolvla" else self._config.num_inference_steps
-        return self.options.num_inference_steps or own or self._most_steps()
-
     # --- a batch --------------------------------------------------------------------------------------------------
 
     def _groups(self, observations: Sequence[Observation], values: dict[int, dict[str, Any]]) -> list[list[int]]:
@@ -214,7 +213,7 @@ class LerobotPolicy(Policy):
         kind = self._config.type
         given: dict[str, Any] = {}
         if kind != "act":
-            self._plan(len(values), observations[0].num_inference_steps or self._own_steps(), deadline)
+            self._plan(len(values), observations[0].num_inference_steps or self._own_steps, deadline)
         if kind == "smolvla":
             given["noise"] = torch.stack([self._noise(observation.seed) for observation in observations])
         started = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,9 +22,6 @@ from adapters.robot.lerobot import LerobotOptions, LerobotPolicy
 from adapters.robot.policy import Observation
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 
@@ -78,7 +76,15 @@ def save_vlm(folder: Path) -> str:
     words.decoder = decoders.ByteLevel()
     words.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=words,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        extra_special_tokens={
+            "image_token": "<image>",
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+        },
     )
     transformers.SmolVLMConfig(
         image_token_id=3,
@@ -186,37 +192,26 @@ def actions(policy: LerobotPolicy, *observations: Observation, **manner: Any) ->
 
 
 def by_lerobot(folder: str, *observations: Observation) -> Any:
-    """What LeRobot's own loop gives: one robot, action by action."""
-    kind = json.loads((__import__("pathlib").Path(folder) / "config.json").read_text())["type"]
-    own = get_policy_class(kind).from_pretrained(folder, strict=True)
+    """What LeRobot's own loop gives for the last of one robot's observations, action by action."""
+    kind = json.loads((Path(folder) / "config.json").read_text())["type"]
+    own: Any = get_policy_class(kind).from_pretrained(folder, strict=True)
     before, after = make_pre_post_processors(own.config, folder)
-    found: list[Any] = []
-    last = observations[-1]
-    torch.manual_seed(last.seed or 0)
-    noise = {}
-    if kind == "smolvla":
-        noise["noise"] = torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(last.seed or 0))
+    seed = observations[-1].seed or 0
+    noise = {"noise": torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(seed))} if kind == "smolvla" else {}
     for observation in observations:
-        if observation is last:
-            found.clear()
+        if hasattr(own, "_queues"):
+            own._queues["action"].clear()  # so that it infers anew, with what it saw before
+        torch.manual_seed(seed)
+        values = observation.values
         batch = before(
             {
-                CAMERA: torch.from_numpy(observation.values[CAMERA]).permute(2, 0, 1)[None].float() / 255,
-                "observation.state": torch.from_numpy(observation.values["observation.state"])[None],
+                CAMERA: torch.from_numpy(values[CAMERA]).permute(2, 0, 1)[None].float() / 255,
+                "observation.state": torch.from_numpy(values["observation.state"])[None],
                 "task": [observation.prompt],
             }
         )
-        if observation is not last:
-            own._queues = {  # type: ignore[attr-defined] (its state, without the inference that would draw noise)
-                name: type(queue)([value] * queue.maxlen, queue.maxlen)
-                for name, queue in own._queues.items()  # type: ignore[attr-defined]
-                for value in [batch[CAMERA][:, None] if name == "observation.images" else batch.get(name)]
-                if value is not None
-            } | {"action": own._queues["action"]}  # type: ignore[attr-defined]
-            continue
-        found = [after(own.select_action(dict(batch), **noise)) for _ in range(1)]
-        queue = own._queues["action"] if hasattr(own, "_queues") else own._action_queue
-        found += [after(action) for action in queue]
+        found = [after(own.select_action(dict(batch), **noise))]
+        found += [after(action) for action in (own._queues["action"] if hasattr(own, "_queues") else own._action_queue)]
     return torch.cat(found).numpy()
 
 
@@ -317,6 +312,6 @@ def test_other_kinds_and_folders_are_refused(folders: dict[str, str], tmp_path: 
     make_policy_config("tdmpc", input_features=features, device="cpu").save_pretrained(tmp_path)
     with pytest.raises(StartFailed, match=r"type 'tdmpc' \(allowed: act, diffusion, smolvla\)"):
         load(str(tmp_path))
-    (tmp_path / "config.json").write_bytes((__import__("pathlib").Path(folders["act"]) / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes((Path(folders["act"]) / "config.json").read_bytes())
     with pytest.raises(StartFailed, match="can't be loaded"):
         load(str(tmp_path))

@@ -35,7 +35,12 @@ Actions: TypeAlias = "Mapping[str, Array]"
 OnStep: TypeAlias = Callable[[int, int], None]
 """Called after a denoise step: how many are done, and how many there will be."""
 
-POLICIES: dict[str, str] = {}
+POLICIES: dict[str, str] = {
+    "metaworld": "adapters.robot.metaworld:MetaworldPolicy",
+    "pi0": "adapters.robot.pi0:Pi0Policy",
+    "lerobot": "adapters.robot.lerobot:LerobotPolicy",
+    "openpi": "adapters.robot.openpi:OpenPIPolicy",
+}
 """A short name and where its class is; strings only, so that reading it loads nothing."""
 
 

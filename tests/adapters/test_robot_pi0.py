@@ -1,0 +1,221 @@
+"""π0 with tiny random weights of the true classes: what the engine may rely on, and parity with the class's own sampler."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny  # type: ignore[import-not-found] (put on the path above)
+
+from adapters.robot.pi0 import Pi0Options, Pi0Policy
+from adapters.robot.policy import Observation
+from omni_bus.errors import BadInput, StartFailed
+from omni_bus.testing import make_context
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+
+IMAGES = ("observation/image", "observation/wrist_image")
+PROMPTS = ("pick up the cup", "open", "put the red block on the other red block, please")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.pi0(tmp_path_factory.mktemp("pi0"))
+
+
+def loaded(folder: str, **options: Any) -> Pi0Policy:
+    policy = Pi0Policy(msgspec.convert({"model": folder, "device": "cpu", **options}, Pi0Options), make_context())
+    policy.load(lambda phase, fraction: None)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def policy(folder: str) -> Pi0Policy:
+    return loaded(folder, optional_images=[IMAGES[1]])
+
+
+def seen(number: int, prompt: str = "", **fields: Any) -> Observation:
+    dice = np.random.default_rng(number)
+    values: dict[str, Any] = {key: dice.integers(0, 256, (56, 56, 3), np.uint8) for key in IMAGES}
+    values["observation/state"] = dice.standard_normal(8).astype(np.float32)
+    values |= fields.pop("values", {})
+    return Observation(f"robot-{number}", True, values, prompt or PROMPTS[number % 3], **({"seed": number} | fields))
+
+
+def actions(policy: Pi0Policy, *observations: Observation, **manner: Any) -> list[Any]:
+    found = policy.infer(observations, **manner)
+    assert all(isinstance(each, dict) for each in found), found
+    return [each["actions"] for each in found]  # type: ignore[index] (just checked)
+
+
+def sampled(folder: str, observation: Observation, num_steps: int) -> Any:
+    """What the class itself makes of an observation."""
+    model: Any = transformers.PI0ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    pictures = [observation.values[key] for key in IMAGES if key in observation.values]
+    text = "<image>" * (16 * len(pictures)) + f"<bos>{observation.prompt}\n"
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)[None].float() / 127.5 - 1
+    noise = torch.randn(1, 10, 7, generator=torch.Generator().manual_seed(observation.seed or 0))
+    return model.sample_actions(
+        state=torch.from_numpy(observation.values["observation/state"])[None],  # type: ignore[arg-type]
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        pixel_values=pixels,
+        pixel_attention_mask=torch.ones(1, len(pictures), dtype=torch.bool),
+        noise=noise,
+        num_steps=num_steps,
+    )[0].numpy()
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 7])
+def test_actions_are_those_of_the_class(folder: str, policy: Pi0Policy, num_steps: int) -> None:
+    observation = seen(1, num_inference_steps=num_steps)
+    [found] = actions(policy, observation)
+
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, sampled(folder, observation, num_steps), atol=2e-5)
+
+
+def test_one_camera_less_is_as_if_there_was_none(folder: str, policy: Pi0Policy) -> None:
+    blind = seen(1, values={IMAGES[1]: None})
+    del blind.values[IMAGES[1]]
+    both, one = actions(policy, seen(1), blind)
+
+    np.testing.assert_allclose(one, sampled(folder, blind, 4), atol=2e-5)
+    assert np.abs(both - one).max() > 1e-3
+
+
+def test_robots_of_a_batch_get_what_they_would_get_alone(policy: Pi0Policy) -> None:
+    robots = [seen(i, num_inference_steps=steps) for i, steps in enumerate([4, 2, 7, None])]
+    together = actions(policy, *robots)
+
+    for robot, found in zip(robots, together, strict=True):
+        np.testing.assert_allclose(found, actions(policy, robot)[0], atol=2e-5)
+    assert np.abs(together[0] - together[3]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": "open the drawer"},
+        {"seed": 9},
+        {"num_inference_steps": 2},
+        {"values": {"observation/state": np.zeros(8, np.float32)}},
+        {"values": {IMAGES[1]: np.zeros((56, 56, 3), np.uint8)}},
+    ],
+)
+def test_everything_that_a_robot_says_matters(policy: Pi0Policy, change: dict[str, Any]) -> None:
+    one, other = actions(policy, seen(1), seen(1, **change))
+
+    assert np.abs(one - other).max() > 1e-3
+
+
+def test_without_a_seed_noise_is_fresh(policy: Pi0Policy) -> None:
+    one, other = actions(policy, seen(1, seed=None), seen(1, seed=None))
+
+    assert np.abs(one - other).max() > 1e-2
+
+
+def test_steps_are_told_as_they_are_done(policy: Pi0Policy) -> None:
+    told: list[tuple[int, int]] = []
+    policy.infer([seen(1, num_inference_steps=3), seen(2, num_inference_steps=5)], on_step=lambda *step: told.append(step))
+
+    assert told == [(i, 5) for i in (1, 2, 3, 4, 5)]
+
+
+def test_deadline_cuts_steps(policy: Pi0Policy) -> None:
+    told: list[tuple[int, int]] = []
+    [late] = actions(
+        policy,
+        seen(1, num_inference_steps=50),
+        deadline=time.monotonic(),
+        on_step=lambda *step: told.append(step),
+    )
+
+    assert told == [(1, 1)]
+    # The whole way in one step is what one step from the start gives.
+    np.testing.assert_allclose(late, actions(policy, seen(1, num_inference_steps=1))[0], atol=2e-5)
+
+
+def test_deadline_that_comes_nearer_lengthens_the_last_steps(policy: Pi0Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own, each step takes a second: of ten, four fit."""
+    now = 0.0
+
+    def tick() -> float:
+        nonlocal now
+        now += 0.5  # asked twice in each step
+        return now
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("adapters.robot.pi0.time", SimpleNamespace(monotonic=tick))
+    policy.infer([seen(1, num_inference_steps=2)])
+    now = 0.0
+    cut = policy.infer(
+        [seen(1, num_inference_steps=10)], deadline=2.6, on_step=lambda *step: told.append(step)
+    )
+
+    assert told[-1][0] == told[-1][1] < 10
+    assert len(told) == told[-1][0] > 1
+    assert np.isfinite(cut[0]["actions"]).all()  # type: ignore[index]
+
+
+def test_action_columns_are_the_robots(folder: str) -> None:
+    narrow = loaded(folder, action_dim=3)
+
+    assert actions(narrow, seen(1))[0].shape == (10, 3)
+    assert narrow.metadata["action_dim"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "came"),
+    [
+        ({"values": {IMAGES[0]: None}}, IMAGES[0], "nothing"),
+        ({"values": {IMAGES[0]: np.zeros((3, 56, 56), np.uint8)}}, IMAGES[0], "(3, 56, 56)"),
+        ({"values": {IMAGES[0]: np.zeros((56, 56, 3), np.float32)}}, IMAGES[0], "float32"),
+        ({"values": {"observation/state": np.zeros(9, np.float32)}}, "observation/state", "(9,)"),
+        ({"values": {"observation/state": np.full(8, np.nan)}}, "observation/state[0]", "nan"),
+        ({"values": {"observation/state": "up"}}, "observation/state", "str"),
+        ({"values": {"observation/state": [[1], [1, 2]]}}, "observation/state", "list"),
+        ({"prompt": "a <image> of a cup"}, "prompt", "picture"),
+        ({"prompt": "x" * 300}, "prompt", "301 tokens"),
+        ({"num_inference_steps": 0}, "num_inference_steps", "0"),
+        ({"num_inference_steps": 10**6}, "num_inference_steps", "1000000"),
+        ({"seed": -1}, "seed", "-1"),
+    ],
+)
+def test_bad_observation_is_refused_alone(policy: Pi0Policy, change: dict[str, Any], field: str, came: str) -> None:
+    refused, answered = policy.infer([seen(1, **change), seen(2)])
+
+    assert isinstance(refused, BadInput)
+    assert refused.message.startswith(f"{field}: ")
+    assert came in refused.message
+    assert "allowed: " in refused.message
+    np.testing.assert_allclose(answered["actions"], actions(policy, seen(2))[0], atol=2e-5)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"action_dim": 8}, "action_dim: 8"), ({"optional_images": ["left"]}, "'left' is not among images")],
+)
+def test_options_that_do_not_fit_are_refused(folder: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(StartFailed, match=said):
+        loaded(folder, **options)
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    transformers.GemmaConfig().save_pretrained(tmp_path)
+
+    with pytest.raises(StartFailed, match="of type 'gemma'"):
+        loaded(str(tmp_path))

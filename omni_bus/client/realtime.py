@@ -87,11 +87,24 @@ class Realtime:
             EventRefused: an `ErrorEvent` came, and was not asked for.
             ConnectionLost: none came any more.
         """
-        async for event in self:
+        while True:
+            event = await self._expected(kinds)
             if isinstance(event, kinds):
                 return event
-            if isinstance(event, ErrorEvent):
+
+    async def through(self, *kinds: type[ServerEvent]) -> AsyncGenerator[RealtimeEvent | Unknown]:
+        """Iterate over the events up to the next one of these types, and that one; raises as `until` does."""
+        while True:
+            event = await self._expected(kinds)
+            yield event
+            if isinstance(event, kinds):
+                return
+
+    async def _expected(self, kinds: tuple[type[ServerEvent], ...]) -> RealtimeEvent | Unknown:
+        async for event in self:
+            if isinstance(event, ErrorEvent) and not isinstance(event, kinds):
                 raise refusal_of(event)
+            return event
         names = ", ".join(kind.__name__ for kind in kinds)
         raise ConnectionLost(f"the conversation ended without {names}", close_code=1000)
 

@@ -169,11 +169,24 @@ class SpeechStream:
             EventRefused: a `SpeechError` came, and was not asked for.
             ConnectionLost: none came any more.
         """
-        async for event in self:
+        while True:
+            event = await self._expected(kinds)
             if isinstance(event, kinds):
                 return event
-            if isinstance(event, SpeechError):
+
+    async def through(self, *kinds: type[SpeechEvent]) -> AsyncGenerator[AnySpeechEvent]:
+        """Iterate over the events up to the next one of these types, and that one; raises as `until` does."""
+        while True:
+            event = await self._expected(kinds)
+            yield event
+            if isinstance(event, kinds):
+                return
+
+    async def _expected(self, kinds: tuple[type[SpeechEvent], ...]) -> AnySpeechEvent:
+        async for event in self:
+            if isinstance(event, SpeechError) and not isinstance(event, kinds):
                 raise event.refusal
+            return event
         names = ", ".join(kind.__name__ for kind in kinds)
         raise ConnectionLost(f"the stream ended without {names}", close_code=1000)
 

@@ -33,9 +33,23 @@ from omni_bus.errors import BadInput
 from tests.gateways.conversation import LOUD, QUIET, deployed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aiohttp.test_utils import TestServer
+
+    from omni_bus.client.realtime_events import Response
+    from omni_bus.core.session.server_events import ServerEvent
+
+
+def answered(events: Sequence[ServerEvent]) -> Response:
+    """Return the response that ends events, all of which are known, and whose sound is as long as its words."""
+    assert not [event for event in events if isinstance(event, Unknown)]
+    words = "".join(event.delta for event in events if isinstance(event, TranscriptDelta))
+    sound = b"".join(event.delta for event in events if isinstance(event, AudioDelta))
+    assert len(sound) == 960 * len(words)
+    done = events[-1]
+    assert isinstance(done, ResponseDone)
+    return done.response
 
 
 async def test_a_conversation_in_writing_and_aloud() -> None:
@@ -45,14 +59,9 @@ async def test_a_conversation_in_writing_and_aloud() -> None:
         await live.update({"audio": {"input": {"transcription": {}}}})
         await live.until(SessionUpdated)
         await live.ask("Hello", output_modalities=["text"])
-        words = ""
-        async for event in live:
-            assert not isinstance(event, Unknown | ErrorEvent), event
-            if isinstance(event, TextDelta):
-                words += event.delta
-            elif isinstance(event, ResponseDone):
-                assert event.response.output[0].text == words != ""
-                break
+        events = [event async for event in live.through(ResponseDone)]
+        words = "".join(event.delta for event in events if isinstance(event, TextDelta))
+        assert answered(events).output[0].text == words != ""
 
         for sample, num_ms in ((LOUD, 600), (QUIET, 900)):
             await live.append(np.frombuffer(sample * 24 * num_ms, np.int16))
@@ -60,19 +69,10 @@ async def test_a_conversation_in_writing_and_aloud() -> None:
         heard = await live.until(TranscriptionCompleted)
         assert heard.item_id == started.item_id
         assert heard.transcript.startswith("heard ")
-        sound, said = b"", ""
-        async for event in live:
-            assert not isinstance(event, Unknown | ErrorEvent), event
-            if isinstance(event, AudioDelta):
-                sound += event.delta
-            elif isinstance(event, TranscriptDelta):
-                said += event.delta
-            elif isinstance(event, ResponseDone):
-                break
-        assert len(sound) == 960 * len(said) > 0
-        assert event.response.timings is not None
+        response = answered([event async for event in live.through(ResponseDone)])
+        assert response.timings is not None
 
-        await live.truncate(event.response.output[0].id, 20)
+        await live.truncate(response.output[0].id, 20)
         assert (await live.until(ItemTruncated)).audio_end_ms == 20
         await live.retrieve(heard.item_id)
         kept = (await live.until(ItemRetrieved)).item.content[0]
@@ -139,16 +139,7 @@ async def test_who_reads_late_hears_all_of_a_long_answer() -> None:
         await slow.ask("Hello")
         await quick.ask("Hi", output_modalities=["text"])
         await quick.until(ResponseDone)
-        sound, words = 0, ""
-        async for event in slow:
-            if isinstance(event, AudioDelta):
-                sound += len(event.delta)
-            elif isinstance(event, TranscriptDelta):
-                words += event.delta
-            elif isinstance(event, ResponseDone):
-                break
-        assert sound == 960 * len(words) > 0
-        assert event.response.status == "completed"
+        assert answered([event async for event in slow.through(ResponseDone)]).status == "completed"
 
 
 async def test_a_server_that_stops_ends_the_conversation_by_name() -> None:
@@ -289,7 +280,7 @@ def test_arrays_become_the_sessions_format() -> None:
     assert bytes(sound_bytes(floats, Format())) == np.array([0, 32767, -32767], "<i2").tobytes()
     assert bytes(sound_bytes(floats, Format(type="audio/pcm_f32le"))) == floats.tobytes()
     assert bytes(sound_bytes(np.array([1, -1], np.int16)[::-1], Format())) == np.array([-1, 1], "<i2").tobytes()
-    assert bytes(sound_bytes(memoryview(np.array([1], np.int16)), Format())) == b"\1\0"
+    assert bytes(sound_bytes(memoryview(bytearray(b"\1\0")), Format())) == b"\1\0"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from tests.client.test_duplex import check_whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from omni_bus.core.session.server_events import ServerEvent
     from processes.conftest import Up  # pyright: ignore[reportMissingImports]
+
+    from omni_bus.core.session.server_events import ServerEvent
 
 pytestmark = pytest.mark.processes
 

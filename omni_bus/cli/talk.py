@@ -134,7 +134,8 @@ def _address(args: argparse.Namespace) -> str:
     try:
         return str(address(args.url, PATH, model=args.model))
     except BadInput as error:
-        raise BadInput(f"--{error.message}", field="--url") from error
+        allowed = f"ws://HOST:PORT or wss://HOST:PORT, with or without {PATH}"
+        raise BadInput(f"--url {args.url} came (allowed: {allowed})", field="--url") from error
 
 
 def _address_here(args: argparse.Namespace) -> str:

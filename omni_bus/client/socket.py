@@ -190,9 +190,7 @@ def address(url: str, path: str, **query: str | None) -> URL:
     except ValueError:
         found = URL()
     if found.scheme not in SCHEMES or not found.host:
-        raise BadInput(
-            f"url: {url!r} came (allowed: http://HOST:PORT, https, ws or wss; with or without {path})", field="url"
-        )
+        raise BadInput(f"url: {url!r} came (allowed: http://HOST:PORT, https, ws or wss)", field="url")
     found = found.with_scheme(SCHEMES[found.scheme])
     if found.path.rstrip("/") in ("", "/v1"):
         found = found.with_path(path).with_query(found.query)

@@ -168,7 +168,7 @@ class Realtime:
         """Stop an answer; without an id the conversation's own."""
         return await self.send("response.cancel", **({} if response_id is None else {"response_id": response_id}))
 
-    async def truncate(self, item_id: str, played_ms: int, content_index: int = 0) -> str:
+    async def truncate(self, item_id: str, played_ms: int, *, content_index: int = 0) -> str:
         """Tell that only the beginning of an answer was heard; see `PlaybackClock.cut`."""
         fields = {"item_id": item_id, "content_index": content_index, "audio_end_ms": played_ms}
         return await self.send("conversation.item.truncate", **fields)

@@ -63,6 +63,7 @@ async def test_a_question_is_spoken_heard_answered_and_cut() -> None:
             await live.append(question + PAUSE)
             await live.until(SpeechStarted)
             cut = clock.cut()
+            assert cut is not None
             assert cut == (delta.item_id, 20)
             await live.truncate(*cut)
             assert (await live.until(ItemTruncated)).audio_end_ms == 20

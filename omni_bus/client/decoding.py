@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -22,7 +22,8 @@ class EventDecoder(Generic[E, U]):
     """
 
     def __init__(self, union: type[E] | Any, unknown: Callable[[Mapping[str, Any], str], U]) -> None:
-        self.union = union
+        self.kinds = frozenset(kind.__struct_config__.tag for kind in get_args(union))
+        """Types of events that it knows."""
         self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)
         self._unknown = unknown
 

@@ -27,7 +27,7 @@ from omni_bus.client.realtime_events import (
     SessionReplaced,
     SessionResumed,
 )
-from omni_bus.client.socket import PATIENCE, address, open_socket
+from omni_bus.client.socket import CLOSE_S, PATIENCE, address, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -140,10 +140,12 @@ class Duplex(Realtime):
             except ConnectionLost as error:
                 await self._recover(socket, error)
                 continue
+            if socket is not self._socket:
+                continue
             if data is None:
                 return None
-            if socket is not self._socket or self._resuming.locked():
-                continue  # the server was asked for all after the last event, so this comes again
+            if self._resuming.locked():
+                continue  # the server is asked for all after the last event, so this comes again
             event = EVENTS.decode(data)
             if self._is_new(event) and not self._is_farewell(event):
                 return event
@@ -205,8 +207,13 @@ class Duplex(Realtime):
         async with self._resuming:
             if self._socket is not socket:
                 return
-            self._socket, self._resumed = await self._come_back(error)
-            self._token = self._resumed.resume_token
+            if self._is_over:
+                raise error
+            found, resumed = await self._come_back(error)
+            if self._is_over:  # closed meanwhile
+                await found.close()
+                raise error
+            self._socket, self._resumed, self._token = found, resumed, resumed.resume_token
         await socket.close()
 
     async def _come_back(self, cause: ConnectionLost) -> tuple[EventSocket, SessionResumed]:
@@ -312,9 +319,10 @@ async def connect_duplex(
             await live.send("session.update", session=session or {})
         await begin(live, url, patience)
         yield live
-        async with asyncio.timeout(patience.open_s):
-            await live.end()
     finally:
+        with contextlib.suppress(TimeoutError):  # then the server ends it, once it has waited for who resumes it
+            async with asyncio.timeout(CLOSE_S):
+                await live.end()
         await live.close()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from omni_bus.client import connect_duplex
+from omni_bus.client import ConnectionLost, connect_duplex, connect_realtime
 from omni_bus.client.realtime_events import AudioDelta, ResponseDone, SessionResumed, SessionUpdated
 from tests.client.test_duplex import check_whole
 
@@ -35,7 +35,7 @@ async def test_killed_gateway_is_succeeded(up: Callable[..., Up]) -> None:
     """The client comes back by itself, while nobody serves for a moment."""
     deployment = up(TOML)
     url = (await deployment.told("ready"))["gateways"]["openai"]
-    async with connect_duplex(url, model="synthetic-sessions") as live:
+    async with connect_duplex(url, model="synthetic-sessions") as live, connect_realtime(url) as mortal:
         await live.until(SessionUpdated)
         first = live.last_event + 1
         events: list[ServerEvent] = []
@@ -48,5 +48,8 @@ async def test_killed_gateway_is_succeeded(up: Callable[..., Up]) -> None:
                     await deployment.told("process", process="gateway.openai.0", phase="ready", restarts=1)
                 os.kill(deployment.pid_of("gateway.openai.0"), signal.SIGKILL)
         check_whole(events, first)
+        with pytest.raises(ConnectionLost) as caught:
+            await mortal.until(ResponseDone)
+        assert caught.value.close_code == 1006
         assert len([event for event in events if isinstance(event, SessionResumed)]) == 2
     assert await asyncio.to_thread(deployment.stop) == 0

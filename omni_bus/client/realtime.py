@@ -270,7 +270,7 @@ def sound_bytes(sound: Sound, form: Format) -> memoryview:
         BadInput: the array has another shape or type.
     """
     if isinstance(sound, bytes | bytearray | memoryview):
-        return memoryview(sound).cast("B")
+        return memoryview(bytes(sound))
     kind = (str(sound.dtype), form.type)
     if sound.ndim != 1 or kind not in _ARRAYS:
         allowed = " or ".join(name for name, taken in _ARRAYS if taken == form.type) or "bytes"

@@ -28,6 +28,7 @@ TOML = (
     (Path(__file__).parents[2] / "configs" / "synthetic_sessions.toml")
     .read_text()
     .replace("port = 8000", "port = 0")
+    .replace("tokens = 32", "tokens = 12")
     .replace('chat = "voice"', 'chat = "voice"\noutput_lead_ms = 200')
 )
 

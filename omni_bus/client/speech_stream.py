@@ -134,7 +134,7 @@ def _unknown(fields: Mapping[str, Any], problem: str) -> UnknownSpeechEvent:
     return UnknownSpeechEvent(kind=text_of(fields, "type"), fields=fields, problem=problem)
 
 
-_EVENTS: EventDecoder[_Tagged, UnknownSpeechEvent] = EventDecoder(_Tagged, _unknown)
+SPEECH_EVENTS: EventDecoder[_Tagged, UnknownSpeechEvent] = EventDecoder(_Tagged, _unknown)
 
 
 class SpeechStream:
@@ -157,7 +157,7 @@ class SpeechStream:
             raise StopAsyncIteration
         if isinstance(data, bytes):
             return Sound(data=data, start=self._start)
-        event = _EVENTS.decode(data)
+        event = SPEECH_EVENTS.decode(data)
         if isinstance(event, AudioStart):
             self._start = event
         return event

@@ -107,8 +107,10 @@ class EventSocket:
     async def close(self) -> None:
         """Say goodbye; what was not received is dropped. Harmless when closed."""
         self._is_closed = True
-        await self._socket.close()
-        await self._http.close()
+        try:
+            await self._socket.close()
+        finally:
+            await self._http.close()
 
     async def _ask(self) -> None:
         """Ask for a sign of life; on a connection that is over, the next `receive` says so."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from adapters.robot.metaworld import encode_prompt, words_of
-from loads.robot import MAX_STEPS, TASKS, make_environment
+from loads.metaworld_tasks import MAX_STEPS, TASKS, make_environment
 
 STATE_DIM = 39
 ACTION_DIM = 4

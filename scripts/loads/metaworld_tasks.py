@@ -19,7 +19,7 @@ TASKS = {
 """Meta-World's names, and what the robot is told."""
 
 MAX_STEPS = 200
-CAMERA = {"camera_name": "corner2", "width": 320, "height": 240}
+CAMERA = {"camera_name": "corner4", "width": 320, "height": 240}
 
 Infer: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 """An observation in, a map with `actions`, float32 (horizon, 4), out: `WebsocketClientPolicy.infer`, or a policy itself."""

@@ -14,7 +14,7 @@ import pytest
 import train_robot_policy
 from adapters.robot.metaworld import MetaworldOptions, MetaworldPolicy, shipped_folder
 from adapters.robot.policy import Observation
-from loads.robot import TASKS, make_environment, run_episode
+from loads.metaworld_tasks import TASKS, make_environment, run_episode
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 
 import tiny  # type: ignore[import-not-found] (put on the path above)
 

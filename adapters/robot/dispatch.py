@@ -59,6 +59,7 @@ class Dispatcher:
         thread: a pool of one, on which alone the policy runs.
         batcher: decides.
         stage: for errors.
+        timeout_s: a call of the policy that takes longer hangs.
         max_age_s: what has waited longer when its batch begins is stale.
     """
 
@@ -68,8 +69,11 @@ class Dispatcher:
         thread: ThreadPoolExecutor,
         batcher: Batcher[Call],
         stage: str,
-        max_age_s: float | None = None,
+        *,
+        timeout_s: float,
+        max_age_s: float | None,
     ) -> None:
+        self._timeout_s = timeout_s
         self._max_age_s = max_age_s
         self._policy = policy
         self._thread = thread
@@ -78,6 +82,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
+        self._running_since = 0.0
         self.counts = Counts()
 
     async def infer(
@@ -99,20 +104,29 @@ class Dispatcher:
         waiting = Waiting(call, robot, _shape(observation), received_at, deadline)
         self._batcher.add(waiting)
         self._schedule()
+        hangs_at = received_at + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(hangs_at if deadline is None else min(deadline, hangs_at)):
                 return await call.answer
         except TimeoutError:
             self.counts.missed += 1
-            allowed = deadline - received_at if deadline is not None else 0.0
+            allowed_s = (hangs_at if deadline is None else deadline) - received_at
             raise DeadlineExceeded(
-                f"the policy missed its deadline: no actions within {allowed:.3f} s, hold or stop the robot",
+                f"the policy missed its deadline: no actions within {allowed_s:.3f} s, hold or stop the robot",
                 stage=self._stage,
             ) from None
         finally:
             self._batcher.drop(waiting)
             if self._running is None:
                 self._schedule()
+
+    async def until_responsive(self) -> None:
+        """Return at once unless the policy hangs; then when it does no more.
+
+        Input that is not taken meanwhile is what the stage's watchdog goes by.
+        """
+        while self._running is not None and time.monotonic() - self._running_since > self._timeout_s:
+            await asyncio.wait([self._running])
 
     def leave(self, robot: str, sessions: Sequence[str]) -> None:
         """A connection is over, or some of its sessions are: what the policy holds of them goes."""
@@ -147,6 +161,7 @@ class Dispatcher:
         if due_at > now + TICK_S:
             self._timer = self._loop.call_at(due_at, self._schedule)
             return
+        self._running_since = now
         self._running = asyncio.ensure_future(self._run(self._batcher.take(), now))
         self._running.add_done_callback(self._on_done)
 

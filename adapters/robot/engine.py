@@ -140,6 +140,7 @@ class RobotPolicy(StreamingEngine):
                 else:
                     dispatcher.forget(robot.forget(message.forget))
                     yield "actions", pack(await self._answer(robot, message, received_at), self.context.allocate)
+                    await dispatcher.until_responsive()
         finally:
             dispatcher.leave(request.id, robot.forget_all())
 
@@ -147,7 +148,12 @@ class RobotPolicy(StreamingEngine):
         if self._dispatcher is None:
             batcher: Batcher[Call] = Batcher(self.options.max_batch_size, self.options.max_batch_wait_s)
             self._dispatcher = Dispatcher(
-                self._policy, self._thread, batcher, self.context.stage, self.options.max_age_s
+                self._policy,
+                self._thread,
+                batcher,
+                self.context.stage,
+                timeout_s=self.options.policy_timeout_s,
+                max_age_s=self.options.max_age_s,
             )
         return self._dispatcher
 

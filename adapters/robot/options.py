@@ -77,6 +77,9 @@ class RobotOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deadline_s: Seconds | None = None
     """An observation that isn't answered by then is answered with an error; the policy takes fewer denoise steps where
     it can, to be in time. None: as long as it takes."""
+    policy_timeout_s: Seconds = 30.0
+    """A policy that takes so long over one call hangs: its robots are told, and no more is taken until it returns or,
+    after the stage's `step_timeout_s`, the replica is restarted."""
     max_age_s: Seconds | None = None
     """Older observations are refused: by `timestamp_key`, and by what they waited here."""
     timestamp_key: str = ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateways.problems import scrub
-from gateways.robot.numpy_frames import encode
 from omni_bus.errors import BadInput, ErrorInfo, OmniBusError, StageFailed, from_info
+from omni_bus.media.numpy_frames import encode
 from omni_bus.wire.payloads import Blob, Record
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from gateways.http import HttpGateway, HttpOptions, json_response, terms_of
 from gateways.openai_models import models_of
 from gateways.problems import to_problem
 from gateways.robot import messages
-from gateways.robot.numpy_frames import MAX_FRAME_BYTES, TooManyValues, decode
 from gateways.robot.sessions import Sessions
 from omni_bus.client import Item
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, Unavailable, unknown_name
 from omni_bus.gateway import STOPPING
 from omni_bus.media.encode import EncodingPool
+from omni_bus.media.numpy_frames import MAX_FRAME_BYTES, TooManyValues, decode
 
 if TYPE_CHECKING:
     from aiohttp import WSMessage

@@ -90,7 +90,7 @@ def test_what_is_no_picture_is_refused(value: Any, why: str) -> None:
 
 
 def test_missing_camera_is_named_with_what_came() -> None:
-    with pytest.raises(BadInput, match="cam: it is missing .came: camera, state"):
+    with pytest.raises(BadInput, match=r"cam: it is missing .came: camera, state"):
         transforms(images={"cam": {}}).observation({"camera": picture(2, 2), "state": [1.0]})
     assert transforms(images={"cam": {"is_required": False}}).observation({"x": 1}) == {"x": 1}
 
@@ -131,12 +131,12 @@ def test_actions_come_back_in_the_robots_units(statistics: str, normalisation: s
     "value", [[1.0], np.zeros((1, 2)), "ab", [[1.0], [2.0, 3.0]], ["a", "b"], None, [True, False], {"x": 1}]
 )
 def test_what_is_no_vector_is_refused(value: Any) -> None:
-    with pytest.raises(BadInput, match="s: .* .allowed: a vector of 2 numbers"):
+    with pytest.raises(BadInput, match=r"s: .* .allowed: a vector of 2 numbers"):
         transforms(states={"s": {"dim": 2}}).observation({"s": value})
 
 
 def test_vector_longer_than_the_policys_is_refused() -> None:
-    with pytest.raises(BadInput, match="3 numbers came .allowed: at most 2"):
+    with pytest.raises(BadInput, match=r"3 numbers came .allowed: at most 2"):
         transforms(states={"s": {"pad_to": 2}}).observation({"s": [1, 2, 3]})
 
 
@@ -148,7 +148,7 @@ def test_instruction_is_taken_out_of_the_observation() -> None:
     assert transforms().prompt({}) is None
     with pytest.raises(BadInput, match="prompt: nothing came"):
         transforms(is_prompt_required=True).prompt({})
-    with pytest.raises(BadInput, match="prompt: a list came .allowed: text"):
+    with pytest.raises(BadInput, match=r"prompt: a list came .allowed: text"):
         transforms().prompt({"prompt": ["pick"]})
 
 

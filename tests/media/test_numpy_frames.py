@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from openpi_client import msgpack_numpy
 
-from gateways.robot.numpy_frames import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, TooManyValues, decode, encode
 from omni_bus.errors import BadInput
+from omni_bus.media.numpy_frames import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, TooManyValues, decode, encode
 from omni_bus.wire.records import pack, unpack
 
 dtypes = st.sampled_from(["|b1", "|u1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<U3", "|S2"])

@@ -31,12 +31,14 @@ Answer = Any
 class Server:
     """Metadata first, then an answer for each observation; an exception is sent as its traceback, and the end."""
 
-    def __init__(self, answer: Callable[[Server, dict[str, Any]], Answer], port: int = 0) -> None:
+    def __init__(self, answer: Callable[[Server, dict[str, Any]], Answer], port: int = 0, metadata: Any = None) -> None:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.num_connections = 0
         self.idle_s: float | None = None
         self._answer = answer
+        default = {"policy": "echo", "action_dim": np.int64(3), "scale": np.ones(2)}
+        self._metadata = msgpack_numpy.packb(default) if metadata is None else metadata
         self.server = serve(self._handle, "127.0.0.1", port, compression=None, max_size=None)
         self.port = self.server.socket.getsockname()[1]
         self.url = f"ws://127.0.0.1:{self.port}"
@@ -48,7 +50,7 @@ class Server:
         self.num_connections += 1
         self._sockets.append(socket)
         self.headers.append(socket.request.headers)
-        socket.send(msgpack_numpy.packb({"policy": "echo", "action_dim": np.int64(3), "scale": np.ones(2)}))
+        socket.send(self._metadata)
         while True:
             try:
                 observation = msgpack_numpy.unpackb(socket.recv(self.idle_s))
@@ -86,8 +88,8 @@ def echo(server: Server, observation: dict[str, Any]) -> Answer:
 
 
 @contextmanager
-def serving(answer: Any = echo, port: int = 0) -> Iterator[Server]:
-    server = Server(answer, port)
+def serving(answer: Any = echo, port: int = 0, metadata: Any = None) -> Iterator[Server]:
+    server = Server(answer, port, metadata)
     try:
         yield server
     finally:
@@ -206,7 +208,11 @@ def test_failure_of_the_server_is_one_robots_and_quotes_no_traceback() -> None:
     ("answer", "kind", "said"),
     [
         ({"type": "error", "message": "Internal inference error"}, StageFailed, "Internal inference error"),
-        ({"type": "error", "message": "state: 3 came", "code": "bad_input"}, BadInput, "state: 3 came"),
+        (
+            {"type": "error", "message": "Invalid", "detail": "state: 3 came", "code": "bad_input", "field": "state"},
+            BadInput,
+            "state: 3 came",
+        ),
         ({"status": "reset successful"}, StageFailed, "no actions"),
         ({"actions": [1, 2]}, StageFailed, "list"),
         (np.zeros(3), StageFailed, r"shape \(3,\)"),
@@ -223,6 +229,23 @@ def test_answer_that_is_none_is_an_error(answer: Any, kind: type[Exception], sai
     assert msgspec.json.encode(str(found))
     with pytest.raises(kind, match=said):
         raise found
+
+
+def test_words_that_are_no_traceback_are_passed_on() -> None:
+    with serving(lambda *_: "no room") as server, policy_of(server.url) as policy:
+        [found] = infer(policy, seen())
+
+    assert isinstance(found, StageFailed)
+    assert "no room" in found.message
+
+
+def test_server_without_a_policy_is_refused_at_the_start() -> None:
+    """What vLLM-Omni says where another model is loaded."""
+    said = '{"type":"error","error":"Robot policy not available","code":"unsupported"}'
+
+    with serving(metadata=said) as server, pytest.raises(StartFailed, match="Robot policy not available"):
+        with policy_of(server.url):
+            pass
 
 
 def test_silent_server_is_given_up_and_its_late_answer_never_read() -> None:

@@ -4,9 +4,9 @@ LeRobot's own processors (``policy_preprocessor.json`` and its counterpart in th
 actions back to the robot's units. Its `select_action` keeps queues for one robot; here each session has its history and
 gets whole chunks.
 
-Facts about lerobot 0.6.1: it wants Python 3.12, torch below 2.12 and torchvision. Building ACT or Diffusion fetches ResNet
-weights that the checkpoint then replaces, unless its configuration says otherwise; SmolVLA reads the configuration and the
-tokenizer of its language model from ``vlm_model_name``.
+Facts about lerobot 0.6.1: it wants Python 3.12, torch below 2.12 and torchvision. Building ACT or Diffusion fetches
+ResNet weights that the checkpoint then replaces, unless its configuration says otherwise; SmolVLA reads the
+configuration and the tokenizer of its language model from ``vlm_model_name``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LerobotOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LerobotPolicy(Policy):
-    """Answers the policy's own features, ``observation.state`` for example, with `actions`, float32 (steps, action_dim).
+    """Answers the policy's own features, such as ``observation.state``, with `actions`, float32 (steps, action_dim).
 
     Keys may have slashes for dots. Pictures are uint8 (height, width, 3), of the size that the policy was trained on.
     """

@@ -297,4 +297,3 @@ def _plain(value: Any) -> Any:
 
 def _why(error: BaseException) -> str:
     return str(error)[:MAX_WORDS] or type(error).__name__
-

@@ -1,9 +1,11 @@
 """A simulated robot does Meta-World's tasks with a policy that it asks by the stock `openpi_client`.
 
-``scripts/robot_episodes [--host HOST] [--port PORT] [--episodes N] [--task NAME …] [--seed N] [--video FILE]`` prints how often
-each task was done, and writes one more episode as MP4, of the first task named, else of pick-place. Every other action of a chunk is left: the robot looks
-again after four of eight. Exits with 1 if any episode failed. Needs ``pip install -e '.[robot]'`` and the stock client, which
-asks for NumPy 1 and works with 2: ``pip install --no-deps openpi-client==0.1.2``.
+``scripts/robot_episodes [--host HOST] [--port PORT] [--episodes N] [--task NAME …] [--seed N] [--video FILE]`` prints
+how often each task was done, and writes one more episode as MP4, of the first task named, else of pick-place. The robot
+executes four actions of each chunk and looks again. Exits with 1 if any episode failed. Needs
+``pip install -e '.[robot]'`` and the stock client, which asks for NumPy 1 and works with 2:
+``pip install --no-deps openpi-client==0.1.2``. Pictures are drawn without a display by EGL (``apt-get install libegl1
+libgl1-mesa-dri``), or by OSMesa with ``MUJOCO_GL=osmesa``.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Client:
         self.seconds: list[float] = []
 
     def infer(self, observation: dict[str, Any]) -> Any:
+        """Return the server's answer."""
         started = time.perf_counter()
         answer = self._policy.infer(observation)
         self.seconds.append(time.perf_counter() - started)
@@ -88,7 +91,9 @@ def main() -> int:
         print(f"{task:23} {TASKS[task]:40} {sum(done)}/{args.episodes}", flush=True)
     num_all = args.episodes * len(tasks)
     middle_ms = float(np.median(client.seconds or [0.0])) * 1e3
-    print(f"{num_done} of {num_all} done, {len(client.seconds)} observations, answered within {middle_ms:.1f} ms (median)")
+    print(
+        f"{num_done} of {num_all} done, {len(client.seconds)} observations, answered within {middle_ms:.1f} ms (median)"
+    )
     if args.video is not None:
         film(args.video, client, args.task[0] if args.task else FILMED, args.seed)
     return 0 if num_done == num_all else 1

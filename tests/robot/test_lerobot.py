@@ -1,4 +1,4 @@
-"""Tiny random policies of LeRobot's own classes, saved by its `save_pretrained`; `scripts/nightly_policies` runs this."""
+"""Tiny random policies of LeRobot's own classes, saved by its `save_pretrained`: `scripts/nightly_policies` runs it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
 
 
-
 def loaded(folder: str = "") -> MetaworldPolicy:
     policy = MetaworldPolicy(MetaworldOptions(model=folder), make_context())
     policy.load(lambda phase, fraction: None)

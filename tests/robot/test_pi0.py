@@ -1,4 +1,4 @@
-"""π0 with tiny random weights of the true classes: what the engine may rely on, and parity with the class's own sampler."""
+"""π0 with tiny random weights of the true classes: what the engine relies on; parity with the class's own sampler."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ def test_without_a_seed_noise_is_fresh(policy: Pi0Policy) -> None:
 
 def test_steps_are_told_as_they_are_done(policy: Pi0Policy) -> None:
     told: list[tuple[int, int]] = []
-    policy.infer([seen(1, num_inference_steps=3), seen(2, num_inference_steps=5)], on_step=lambda *step: told.append(step))
+    policy.infer(
+        [seen(1, num_inference_steps=3), seen(2, num_inference_steps=5)], on_step=lambda *step: told.append(step)
+    )
 
     assert told == [(i, 5) for i in (1, 2, 3, 4, 5)]
 
@@ -149,7 +151,9 @@ def test_deadline_cuts_steps(policy: Pi0Policy) -> None:
     np.testing.assert_allclose(late, actions(policy, seen(1, num_inference_steps=1))[0], atol=2e-5)
 
 
-def test_deadline_that_comes_nearer_lengthens_the_last_steps(policy: Pi0Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_that_comes_nearer_lengthens_the_last_steps(
+    policy: Pi0Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a clock of the test's own, each step takes a second: of ten, four fit."""
     now = 0.0
 
@@ -162,9 +166,7 @@ def test_deadline_that_comes_nearer_lengthens_the_last_steps(policy: Pi0Policy, 
     monkeypatch.setattr("adapters.robot.pi0.time", SimpleNamespace(monotonic=tick))
     policy.infer([seen(1, num_inference_steps=2)])
     now = 0.0
-    cut = policy.infer(
-        [seen(1, num_inference_steps=10)], deadline=2.6, on_step=lambda *step: told.append(step)
-    )
+    cut = policy.infer([seen(1, num_inference_steps=10)], deadline=2.6, on_step=lambda *step: told.append(step))
 
     assert told[-1][0] == told[-1][1] < 10
     assert len(told) == told[-1][0] > 1

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-
-msgpack_numpy = pytest.importorskip("openpi_client.msgpack_numpy")
-
+from openpi_client import msgpack_numpy
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
@@ -62,7 +60,7 @@ class Server:
             self.seen.append(observation)
             try:
                 answer = self._answer(self, observation)
-            except Exception:
+            except (RuntimeError, TypeError, ValueError):
                 socket.send(traceback.format_exc())
                 socket.close(1011, "Internal server error. Traceback included in previous frame.")
                 return
@@ -218,7 +216,11 @@ def test_failure_of_the_server_is_one_robots_and_quotes_no_traceback() -> None:
         (np.zeros(3), StageFailed, r"shape \(3,\)"),
         (b"\xc1", StageFailed, "something else than MessagePack"),
         (b"", StageFailed, "something else than MessagePack"),
-        ({"actions": {b"__ndarray__": True, b"data": b"1", b"dtype": "<f4", b"shape": [9, 9]}}, StageFailed, "than Mess"),
+        (
+            {"actions": {b"__ndarray__": True, b"data": b"1", b"dtype": "<f4", b"shape": [9, 9]}},
+            StageFailed,
+            "than Mess",
+        ),
     ],
 )
 def test_answer_that_is_none_is_an_error(answer: Any, kind: type[Exception], said: str) -> None:
@@ -243,9 +245,12 @@ def test_server_without_a_policy_is_refused_at_the_start() -> None:
     """What vLLM-Omni says where another model is loaded."""
     said = '{"type":"error","error":"Robot policy not available","code":"unsupported"}'
 
-    with serving(metadata=said) as server, pytest.raises(StartFailed, match="Robot policy not available"):
-        with policy_of(server.url):
-            pass
+    with (
+        serving(metadata=said) as server,
+        pytest.raises(StartFailed, match="policy not available"),
+        policy_of(server.url),
+    ):
+        pass
 
 
 def test_silent_server_is_given_up_and_its_late_answer_never_read() -> None:

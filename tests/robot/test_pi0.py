@@ -50,7 +50,8 @@ def seen(number: int, prompt: str = "", **fields: Any) -> Observation:
     values: dict[str, Any] = {key: dice.integers(0, 256, (56, 56, 3), np.uint8) for key in IMAGES}
     values["observation/state"] = dice.standard_normal(8).astype(np.float32)
     values |= fields.pop("values", {})
-    return Observation(f"robot-{number}", True, values, prompt or PROMPTS[number % 3], **({"seed": number} | fields))
+    defaults: dict[str, Any] = {"seed": number} | fields
+    return Observation(f"robot-{number}", True, values, prompt or PROMPTS[number % 3], **defaults)
 
 
 def actions(policy: Pi0Policy, *observations: Observation, **manner: Any) -> list[Any]:
@@ -63,7 +64,7 @@ def sampled(folder: str, observation: Observation, num_steps: int) -> Any:
     """What the class itself makes of an observation."""
     model: Any = transformers.PI0ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    pictures = [observation.values[key] for key in IMAGES if key in observation.values]
+    pictures: list[Any] = [observation.values[key] for key in IMAGES if key in observation.values]
     text = "<image>" * (16 * len(pictures)) + f"<bos>{observation.prompt}\n"
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)[None].float() / 127.5 - 1

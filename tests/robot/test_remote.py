@@ -109,7 +109,8 @@ def seen(number: int = 0, session: str = "a", *, is_first: bool = False, **field
         "observation/state": np.full(3, number, np.float64),
         "observation/image": np.full((4, 6, 3), number, np.uint8),
     }
-    return Observation(session, is_first, values, **({"prompt": "go"} | fields))
+    named: dict[str, Any] = {"prompt": "go"} | fields
+    return Observation(session, is_first, values, **named)
 
 
 def infer(policy: OpenPIPolicy, *observations: Observation, **manner: Any) -> Any:

@@ -51,13 +51,15 @@ class RobotPolicy(StreamingEngine):
     Options: ClassVar[type[msgspec.Struct]] = RobotOptions
     Params: ClassVar[type[msgspec.Struct]] = RobotParams
     is_idempotent: ClassVar[bool] = False
+    sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
 
     def __init__(self, options: RobotOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
-        self._pool = ThreadPoolExecutor(max(1, context.num_threads), thread_name_prefix="transforms")
-        self._policy: Policy
+        self._thread: ThreadPoolExecutor
+        """On which alone the policy runs."""
+        self._pool: ThreadPoolExecutor
+        self._policy: Policy | None = None
         self._transforms: Transforms
         self._dispatcher: Dispatcher | None = None
         self._num_robots = 0
@@ -82,15 +84,20 @@ class RobotPolicy(StreamingEngine):
         """
         self._transforms = Transforms(self.options)
         kind, own = policy_of(self.options.policy)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+        self._pool = ThreadPoolExecutor(max(1, self.context.num_threads), thread_name_prefix="transforms")
         self._policy = kind(own, self.context)
         self._thread.submit(self._policy.load, report).result()
 
     def close(self) -> None:
-        """Give the policy back."""
-        if hasattr(self, "_policy"):
-            self._thread.submit(self._policy.close).result()
+        """Give the policy and the threads back."""
+        policy, self._policy = self._policy, None
+        if policy is None:
+            return
+        self._thread.submit(policy.close).result()
         self._thread.shutdown()
         self._pool.shutdown()
+        self._dispatcher = None
 
     async def aclose(self) -> None:
         """Wait for the batch that runs."""
@@ -145,6 +152,7 @@ class RobotPolicy(StreamingEngine):
             dispatcher.leave(request.id, robot.forget_all())
 
     def _started(self) -> Dispatcher:
+        assert self._policy is not None
         if self._dispatcher is None:
             batcher: Batcher[Call] = Batcher(self.options.max_batch_size, self.options.max_batch_wait_s)
             self._dispatcher = Dispatcher(
@@ -158,6 +166,7 @@ class RobotPolicy(StreamingEngine):
         return self._dispatcher
 
     def _metadata(self) -> dict[str, Any]:
+        assert self._policy is not None
         return {**self._policy.metadata, **self.options.policy_server_config}
 
     async def _answer(self, robot: Robot, message: Message, received_at: float) -> dict[str, Any]:
@@ -172,6 +181,9 @@ class RobotPolicy(StreamingEngine):
             return error_value(StageFailed(f"the observation could not be served: {type(error).__name__}"))
 
     async def _infer(self, robot: Robot, message: Message, received_at: float) -> dict[str, Any]:
+        policy, dispatcher = self._policy, self._dispatcher
+        assert policy is not None
+        assert dispatcher is not None
         session = robot.session(message.session, is_first=message.is_first, now=received_at)
         values = message.values
         session.admit(values, time.time())
@@ -188,14 +200,13 @@ class RobotPolicy(StreamingEngine):
             prompt=prompt,
             seed=message.seed,
             num_inference_steps=message.num_inference_steps,
-            previous=self._transforms.previous(session.previous(step)) if self._policy.takes_previous else None,
+            previous=self._transforms.previous(session.previous(step)) if policy.takes_previous else None,
         )
         deadline = None if robot.deadline_s is None else received_at + robot.deadline_s
-        assert self._dispatcher is not None
-        answer = await self._dispatcher.infer(robot.id, observation, received_at=received_at, deadline=deadline)
+        answer = await dispatcher.infer(robot.id, observation, received_at=received_at, deadline=deadline)
         actions = self._transforms.actions(answer.actions)
         check_actions(actions, (), ())  # before they are averaged with others, which would hide it
-        actions["actions"] = session.smooth(step, actions["actions"], continues=self._policy.takes_previous)
+        actions["actions"] = session.smooth(step, actions["actions"], continues=policy.takes_previous)
         check_actions(actions, self.options.action_low, self.options.action_high)
         session.served(step, actions["actions"], time.monotonic() - received_at)
         return {"actions": actions, "timing": _timing(answer)}

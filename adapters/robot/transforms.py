@@ -166,7 +166,10 @@ class Transforms:
             result["actions"] = chunk[:, : options.action_dim]
         if options.n_action_steps is not None:
             result = {name: array[: options.n_action_steps] if array.ndim else array for name, array in result.items()}
-        return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in result.items()}
+        with np.errstate(over="ignore"):  # what is infinite then is not sent
+            return {
+                name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in result.items()
+            }
 
 
 def _is_there(values: Mapping[str, Any], key: str, *, is_required: bool) -> bool:
@@ -236,9 +239,12 @@ def vector(key: str, value: Any, wanted: VectorKey, scale: Scale | None) -> npt.
     if numbers.dtype.kind not in "fiu" or numbers.ndim != 1 or wanted.dim not in (None, len(numbers)):
         came = f"shape {numbers.shape} of type {numbers.dtype}"
         raise BadInput(f"{key}: {came} came (allowed: {allowed})", field=key)
-    result = numbers.astype(np.float32)
-    if scale is not None:
-        result = scale.normalise(result)
+    with np.errstate(over="ignore"):
+        result = numbers.astype(np.float32)
+        if scale is not None:
+            result = scale.normalise(result)
+    if not np.isfinite(result).all():
+        raise BadInput(f"{key}: numbers beyond float32 came (allowed: finite numbers)", field=key)
     if wanted.pad_to is not None:
         if len(result) > wanted.pad_to:
             raise BadInput(f"{key}: {len(result)} numbers came (allowed: at most {wanted.pad_to})", field=key)

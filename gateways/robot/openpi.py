@@ -1,49 +1,22 @@
-"""OpenPI: ``WS /v1/realtime/robot/openpi``, and ``/`` for the stock client, which knows only a host and a port.
-
-Each socket is one request on the bus. The server speaks first, with the policy's metadata; from then on exactly one
-frame answers each of the client's.
-"""
+"""The gateway for robots alone: OpenPI's sockets (`gateways.robot.route`), on a port of its own."""
 
 from __future__ import annotations
 
-import asyncio
-from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 from msgspec import Meta
 
-from gateways import websockets
 from gateways.health import ActorRows, report
-from gateways.http import HttpGateway, HttpOptions, json_response, terms_of
-from gateways.openai_models import models_of
-from gateways.problems import to_problem
-from gateways.robot import messages
-from gateways.robot.sessions import Sessions
-from omni_bus.client import Item
-from omni_bus.errors import BadInput, OmniBusError, StageFailed, Unavailable, unknown_name
-from omni_bus.gateway import STOPPING
+from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.openai_models import can_act, models_of
+from gateways.robot.route import PATH, ROOT, RobotRoute, RobotRouteOptions
 from omni_bus.media.encode import EncodingPool
-from omni_bus.media.numpy_frames import MAX_FRAME_BYTES, TooManyValues, decode
 
 if TYPE_CHECKING:
-    from aiohttp import WSMessage
-
-    from gateways.http import Terms
-    from omni_bus.client import Request
     from omni_bus.core.pipeline import Pipeline
-    from omni_bus.wire.payloads import Payload, Record
 
-ROUTE, ROOT, HEALTHZ = "/v1/realtime/robot/openpi", "/", "/healthz"
-
-OBSERVATION, ACTIONS = "observation", "actions"
-
-ROOM_BYTES = 2 * 1024 * 1024
-"""Beyond the limit of a message: what is a little too long is answered, what is longer closes the socket (1009)."""
-
-LIGHT_VALUES = 2000
-"""A message with more values is read on a thread."""
+HEALTHZ = "/healthz"
 
 
 class OpenPIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,16 +30,6 @@ class OpenPIOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_field
     """Sessions that alternate on a socket keep their states; else each change of ``session_id`` begins anew."""
 
 
-class Profile(msgspec.Struct, frozen=True):
-    """How a socket's answers look: by its path, and by ``?errors=``, ``?wrap=``, ``?timing=``."""
-
-    errors: Literal["msgpack", "text"]
-    is_bare: bool
-    has_timing: bool
-    closes_on_error: bool
-    idle_timeout_s: float | None
-
-
 class OpenPIGateway(HttpGateway):
     """Robots over WebSockets."""
 
@@ -75,23 +38,28 @@ class OpenPIGateway(HttpGateway):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert isinstance(self.options, OpenPIOptions)
-        self.robot_options = self.options
-        self._models = models_of(self.pipelines.values())
         self._health = ActorRows(self.client)
         self._pool = EncodingPool()
+        options = RobotRouteOptions(
+            idle_timeout_s=self.options.idle_timeout_s,
+            is_multi_session=self.options.multi_session_per_connection,
+            write_timeout_s=self.options.write_timeout_s,
+        )
+        models = models_of(self.pipelines.values())
+        self._route = RobotRoute(self.client, models, self.draining, self._pool, options)
 
     @classmethod
     def can_serve(cls, pipeline: Pipeline) -> bool:
         """Whether it turns observations into actions."""
-        return pipeline.inputs == {OBSERVATION: "record"} and pipeline.outputs.get(ACTIONS) == "record"
+        return can_act(pipeline)
 
     def app(self) -> web.Application:
         """Build the application."""
         app = web.Application(middlewares=[self.edge])
         app.router.add_get("/health", self._get_health)
         app.router.add_get(HEALTHZ, self._get_healthz)
-        app.router.add_get(ROUTE, self._socket, allow_head=False)
-        app.router.add_get(ROOT, self._socket, allow_head=False)
+        app.router.add_get(PATH, self._route.handle, allow_head=False)
+        app.router.add_get(ROOT, self._route.handle, allow_head=False)
         return app
 
     def close(self) -> None:
@@ -107,245 +75,3 @@ class OpenPIGateway(HttpGateway):
     async def _get_healthz(self, request: web.Request) -> web.Response:
         document = report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
         return web.Response(text="OK\n") if document["ready"] else web.Response(text="not ready\n", status=503)
-
-    async def _socket(self, request: web.Request) -> web.StreamResponse:
-        terms = terms_of(request)  # refused before the upgrade, with a status
-        profile = profile_of(request, self.robot_options.idle_timeout_s)
-        params = params_of(request)
-        pipeline = self._pipeline_of(request.query.get("model"))
-        socket = await websockets.upgrade(request, max_message_bytes=MAX_FRAME_BYTES + ROOM_BYTES, may_compress=False)
-        link = _Link(self, pipeline, terms, params)
-        try:
-            await _Conversation(self, socket, link, profile).hold()
-        finally:
-            link.close()
-        return socket
-
-    def _pipeline_of(self, name: str | None) -> Pipeline:
-        if name is None and len(self.pipelines) == 1:
-            return next(iter(self.pipelines.values()))
-        if name is None:
-            known = ", ".join(sorted(self._models))
-            raise BadInput(f"model: none is named (allowed in the address, as ?model=NAME: {known})", field="model")
-        if name not in self._models:
-            raise unknown_name("model", name, self._models, field="model")
-        return self._models[name]
-
-    async def read(self, frame: bytes) -> Record:
-        """Read a message; on a thread where it would hold up other sockets.
-
-        Raises:
-            BadInput: it can't be read.
-        """
-        try:
-            return decode(frame, max_values=LIGHT_VALUES)
-        except TooManyValues:
-            return await self._pool.run(decode, frame)
-
-
-def profile_of(request: web.Request, idle_timeout_s: float) -> Profile:
-    """Return how a socket's answers look.
-
-    Raises:
-        BadInput: a query that is not known, or with another value than allowed.
-    """
-    is_stock = request.path == ROOT
-    query = request.query
-    for name in query:
-        if name not in ("errors", "wrap", "timing", "model", "deadline_ms"):
-            raise unknown_name("query", name, ("errors", "wrap", "timing", "model", "deadline_ms"), field=name)
-    errors = query.get("errors", "text" if is_stock else "msgpack")
-    if errors not in ("msgpack", "text"):
-        raise BadInput(f"errors: '{errors[:40]}' came (allowed: msgpack, text)", field="errors")
-    return Profile(
-        errors=errors,
-        is_bare=not _flag(query, "wrap", default=True),
-        has_timing=_flag(query, "timing", default=is_stock),
-        closes_on_error=is_stock and errors == "text",
-        idle_timeout_s=None if is_stock or not idle_timeout_s else idle_timeout_s,
-    )
-
-
-def _flag(query: Any, name: str, *, default: bool) -> bool:
-    value = query.get(name, "1" if default else "0")
-    if value not in ("0", "1"):
-        raise BadInput(f"{name}: '{value[:40]}' came (allowed: 0, 1)", field=name)
-    return value == "1"
-
-
-def params_of(request: web.Request) -> dict[str, Any]:
-    """Return what the address sets for its policy.
-
-    Raises:
-        BadInput: a deadline that is none.
-    """
-    value = request.query.get("deadline_ms")
-    if value is None:
-        return {}
-    try:
-        deadline_ms = float(value)
-    except ValueError:
-        deadline_ms = 0.0
-    if not 1 <= deadline_ms <= 3_600_000:
-        raise BadInput(f"deadline_ms: '{value[:40]}' came (allowed: 1 to 3600000)", field="deadline_ms")
-    return {"deadline_s": deadline_ms / 1e3}
-
-
-class _Link:
-    """A socket's request on the bus, made anew after the stage was lost."""
-
-    def __init__(self, gateway: OpenPIGateway, pipeline: Pipeline, terms: Terms, params: dict[str, Any]) -> None:
-        self._gateway = gateway
-        self._pipeline = pipeline
-        self._terms = terms
-        stage = next(edge.target for edge in pipeline.edges if edge.source_port == OBSERVATION)
-        self._params = {stage: params} if params else {}
-        self._call: Request | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """There is a request that has not ended, so far as is known."""
-        return self._call is not None and not self._call.is_over
-
-    async def open(self) -> bytes:
-        """Begin; returns the frame with the policy's metadata.
-
-        Raises:
-            OmniBusError: there is no room, or no policy.
-        """
-        self.close()
-        self._call = await self._gateway.client.submit(self._pipeline.name, [ACTIONS], self._params, **self._terms)
-        return messages.metadata_of(await self.ask(messages.OPEN))
-
-    async def tell(self, record: Record) -> None:
-        """Send what isn't answered.
-
-        Raises:
-            OmniBusError: the request has ended so.
-        """
-        assert self._call is not None
-        await self._call.send(OBSERVATION, record)
-
-    async def ask(self, record: Record) -> Payload:
-        """Send a message and wait for its answer.
-
-        Raises:
-            OmniBusError: the request has ended so.
-        """
-        await self.tell(record)
-        assert self._call is not None
-        async for event in self._call:
-            if isinstance(event, Item):
-                return event.payload
-        raise StageFailed("the policy's stage ended the connection")
-
-    def close(self) -> None:
-        """End the request; harmless without one."""
-        if self._call is not None and not self._call.is_over:
-            self._call.cancel("the client left")
-        self._call = None
-
-
-class _Conversation:
-    """One socket."""
-
-    def __init__(self, gateway: OpenPIGateway, socket: web.WebSocketResponse, link: _Link, profile: Profile) -> None:
-        self._gateway = gateway
-        self._socket = socket
-        self._link = link
-        self._profile = profile
-        self._sessions = Sessions(is_multi=gateway.robot_options.multi_session_per_connection)
-        self._total_ms: float | None = None
-
-    async def hold(self) -> None:
-        """Serve the client until it leaves, is idle too long, or the server stops.
-
-        Raises:
-            Problem, OmniBusError: why it ends otherwise.
-        """
-        try:
-            await self._send(await self._link.open())
-        except OmniBusError as error:
-            await self._send(messages.UNAVAILABLE)
-            await websockets.close(self._socket, to_problem(error))
-            return
-        # One message is always waited for, also while the policy runs: pings are answered by who waits.
-        coming = asyncio.ensure_future(self._socket.receive())
-        stopping = asyncio.ensure_future(self._gateway.draining.wait())
-        try:
-            while await self._until_there(coming, stopping):
-                message = coming.result()
-                if message.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
-                    return
-                coming = asyncio.ensure_future(self._socket.receive())
-                if not await self._answer(message):
-                    return
-        finally:
-            coming.cancel()
-            stopping.cancel()
-            await asyncio.gather(coming, stopping, return_exceptions=True)
-
-    async def _until_there(self, coming: asyncio.Future[Any], stopping: asyncio.Future[Any]) -> bool:
-        """Wait for a message; returns whether there is one, the socket having been closed otherwise."""
-        idle_s = self._profile.idle_timeout_s
-        await asyncio.wait({coming, stopping}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done():
-            return True
-        if stopping.done():
-            raise Unavailable(STOPPING)
-        reason = f"idle: no message within {idle_s:g} s (setting idle_timeout_s)"
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
-        await self._socket.close(code=WSCloseCode.OK, message=reason.encode())
-        return False
-
-    async def _answer(self, message: WSMessage) -> bool:
-        """Answer with exactly one frame; returns whether the socket goes on."""
-        began_at = perf_counter()
-        try:
-            frame = await self._frame(message, began_at)
-        except OmniBusError as error:
-            if self._profile.errors == "msgpack":
-                await self._send(messages.error_frame(error))
-                return True
-            await self._send(messages.error_text(error))
-            if self._profile.closes_on_error:
-                await self._socket.close(code=WSCloseCode.INTERNAL_ERROR, message=messages.message_of(error).encode())
-            return not self._profile.closes_on_error
-        await self._send(frame)
-        self._total_ms = (perf_counter() - began_at) * 1e3
-        return True
-
-    async def _frame(self, message: WSMessage, began_at: float) -> bytes:
-        """Return the answer to a message.
-
-        Raises:
-            OmniBusError: what is wrong with it, or with the policy.
-        """
-        if message.type is not WSMsgType.BINARY or not message.data:
-            raise BadInput("message: text or nothing came (allowed: MessagePack in a binary frame)", field="message")
-        received = await self._gateway.read(message.data)
-        if messages.is_reset(received):
-            self._sessions.reset()
-            if self._link.is_open:
-                await self._link.tell(messages.RESET)
-            return messages.RESET_ANSWER
-        if not self._link.is_open:
-            self._sessions.reset()  # whatever the lost stage knew
-            await self._link.open()
-        answer = messages.answer_of(await self._link.ask(messages.observation_of(received, self._sessions)))
-        timing = self._timing(answer.timing, began_at) if self._profile.has_timing else None
-        return messages.actions_frame(answer, is_bare=self._profile.is_bare, server_timing=timing)
-
-    def _timing(self, stage: dict[str, Any], began_at: float) -> dict[str, Any]:
-        timing = {"infer_ms": (perf_counter() - began_at) * 1e3, **stage}
-        if self._total_ms is not None:
-            timing["prev_total_ms"] = self._total_ms
-        return timing
-
-    async def _send(self, data: str | bytes) -> None:
-        try:
-            async with asyncio.timeout(self._gateway.options.write_timeout_s):
-                await (self._socket.send_str(data) if isinstance(data, str) else self._socket.send_bytes(data))
-        except TimeoutError:
-            raise ConnectionResetError("the client takes nothing") from None

@@ -371,6 +371,19 @@ async def test_root_is_the_stock_server() -> None:
             await client.infer()
 
 
+async def test_openai_gateway_serves_robots_beside_its_other_models() -> None:
+    toml = TOML.replace('protocol = "openpi"', 'protocol = "openai"\nrobot_idle_timeout_s = 0.2')
+    for word in ("STAGE", "PIPELINE", "GATEWAY"):
+        toml = toml.replace(word, "")
+    async with running(toml) as deployment:
+        await deployment.until_ready()
+        async with robot(deployment, f"{ROUTE}?model=robot") as client:
+            await client.infer()
+            assert (await client.closed())[0] == 1000
+        async with robot(deployment, "/") as client:
+            assert "server_timing" in await client.ask(observation())
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,6 @@ from openpi_client import image_tools
 from adapters.robot.options import RobotOptions
 from adapters.robot.transforms import Transforms, resize_with_padding
 from omni_bus.errors import BadInput, StartFailed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STATISTICS = {
     "norm_stats": {
@@ -133,6 +131,18 @@ def test_actions_come_back_in_the_robots_units(statistics: str, normalisation: s
 def test_what_is_no_vector_is_refused(value: Any) -> None:
     with pytest.raises(BadInput, match=r"s: .* .allowed: a vector of 2 numbers"):
         transforms(states={"s": {"dim": 2}}).observation({"s": value})
+
+
+def test_numbers_beyond_float32_are_refused_and_never_infinite(statistics: str) -> None:
+    for value in ([1e300, 0.0], [-(10**40), 0]):
+        with pytest.raises(BadInput, match="s: "):
+            transforms(states={"s": {}}).observation({"s": value})
+    wanted = {"s": {"statistics": "tiny"}}
+    with_tiny = STATISTICS["norm_stats"] | {"tiny": {"mean": [0.0], "std": [0.0]}}
+    Path(statistics).write_bytes(msgspec.json.encode({"norm_stats": with_tiny}))
+    with pytest.raises(BadInput, match="numbers beyond float32"):
+        transforms(states=wanted, statistics=statistics).observation({"s": [3e38]})
+    assert np.isinf(transforms().actions({"actions": np.full((1, 1), 1e300)})["actions"]).all()
 
 
 def test_vector_longer_than_the_policys_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 
 import tiny  # type: ignore[import-not-found] (put on the path above)
 
+from actors.testing import running
 from adapters.robot.pi0 import Pi0Options, Pi0Policy
 from adapters.robot.policy import Observation
 from omni_bus.errors import BadInput, StartFailed
@@ -222,3 +225,47 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StartFailed, match="of type 'gemma'"):
         loaded(str(tmp_path))
+
+
+# --- behind the gateway ---------------------------------------------------------------------------------------
+
+TOML = """
+[stages.policy]
+adapter = "robot-policy"
+policy = { name = "pi0", model = "FOLDER", device = "cpu", optional_images = ["observation/wrist_image"] }
+max_batch_wait_s = 0.0
+action_dim = 6
+[stages.policy.images."observation/image"]
+size = [56, 56]
+[stages.policy.images."observation/wrist_image"]
+size = [56, 56]
+is_required = false
+[pipelines.policy]
+edges = ["in.observation -> policy.observation", "policy.actions -> out.actions"]
+[gateways.robot]
+protocol = "openpi"
+"""
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context:DeprecationWarning")  # the stock client
+async def test_robots_with_cameras_of_any_size_are_served(folder: str, policy: Pi0Policy) -> None:
+    plain = {key: np.full((56, 56, 3), 60 + 90 * i, np.uint8) for i, key in enumerate(IMAGES)}  # resized, the same
+    large = {key: np.full((224, 224, 3), picture[0, 0], np.uint8) for key, picture in plain.items()}
+
+    def ask(port: int) -> list[Any]:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        try:
+            assert client.get_server_metadata()["image_resolution"] == [56, 56]
+            whole = {**seen(1).values, "prompt": PROMPTS[1], "seed": 1, "sampling_params": {"num_inference_steps": 3}}
+            return [client.infer({**whole, **pictures}) for pictures in ({}, plain, large)]
+        finally:
+            client._ws.close()
+
+    async with running(TOML.replace("FOLDER", folder)) as deployment:
+        answers = await asyncio.to_thread(ask, deployment.port)
+    alone = actions(policy, *(seen(1, num_inference_steps=3, values=pictures) for pictures in ({}, plain, plain)))
+
+    for answer, wanted in zip(answers, alone, strict=True):
+        assert answer["actions"].shape == (10, 6)
+        assert answer["server_timing"]["num_steps"] == 3
+        np.testing.assert_allclose(answer["actions"], wanted[:, :6], atol=1e-4)

@@ -1,4 +1,4 @@
-"""adapters/robot/README.md, tried: its policy brings the hand to its goal, by way of the stock client, in its deployment."""
+"""adapters/robot/README.md, tried: its policy, in its deployment, brings the stock client's robot to its goal."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def main() -> int:
         done = [run_episode(environment, client.infer, TASKS[task])[0] for _ in range(args.episodes)]
         environment.close()
         num_done += sum(done)
-        print(f"{task:23} {TASKS[task]:40} {sum(done)}/{args.episodes}", flush=True)
+        print(f"{task:23} {TASKS[task]:41} {sum(done)}/{args.episodes}", flush=True)
     num_all = args.episodes * len(tasks)
     middle_ms = float(np.median(client.seconds or [0.0])) * 1e3
     print(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes.util
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 import pytest
 
@@ -143,3 +148,36 @@ async def test_refusal_of_the_far_policy_reaches_the_robot() -> None:
         assert words in refusal["detail"]
     actions = fine["actions"] if isinstance(fine, dict) else fine
     assert actions.shape == (8, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    ctypes.util.find_library("EGL") is None, reason="nothing draws pictures here: apt-get install libegl1"
+)
+async def test_readmes_command_counts_and_films(tmp_path: Path) -> None:
+    video = tmp_path / "episode.mp4"
+    async with running(SHIPPED.replace("port = 8000", "port = 0")) as deployment:
+        command = [ROOT / "scripts" / "robot_episodes", "--port", str(deployment.port), "--video", video]
+        command += ["--episodes", "1", "--task", "reach-v3"]
+        environ = {key: value for key, value in os.environ.items() if key not in {"DISPLAY", "MUJOCO_GL"}}
+        script = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ | {"PYTHONPATH": str(ROOT)},
+        )
+        out, err = await script.communicate()
+
+    said = out.decode().splitlines()
+    assert script.returncode == 0, err.decode()
+    assert re.fullmatch(r"reach-v3 +reach the goal +1/1", said[0])
+    assert re.fullmatch(r"1 of 1 done, \d+ observations, answered within [\d.]+ ms \(median\)", said[1])
+    assert re.fullmatch(rf"wrote {video}: reach-v3, \d+ steps, done", said[2])
+    with av.open(str(video)) as file:
+        frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+    first, last = frames[0].astype(float), frames[-1].astype(float)
+    assert first.shape == (240, 320, 3)
+    assert first.std() > 20  # there is something to be seen
+    moved = np.abs(first - last).max(axis=2) > 60  # the arm, and what it covered
+    assert 200 < moved.sum() < moved.size / 2

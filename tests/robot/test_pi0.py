@@ -269,3 +269,23 @@ async def test_robots_with_cameras_of_any_size_are_served(folder: str, policy: P
         assert answer["actions"].shape == (10, 6)
         assert answer["server_timing"]["num_steps"] == 3
         np.testing.assert_allclose(answer["actions"], wanted[:, :6], atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context:DeprecationWarning")  # the stock client
+async def test_answer_is_rougher_rather_than_late(folder: str) -> None:
+    """A thousand steps take longer than the second that is left."""
+
+    def ask(port: int) -> Any:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        try:
+            whole = {**seen(1).values, "prompt": "open", "sampling_params": {"num_inference_steps": 1000}}
+            return client.infer(whole)
+        finally:
+            client._ws.close()
+
+    toml = TOML.replace("FOLDER", folder).replace("max_batch_wait_s", "deadline_s = 1.0\nmax_batch_wait_s")
+    async with running(toml) as deployment:
+        answer = await asyncio.to_thread(ask, deployment.port)
+
+    assert answer["actions"].shape == (10, 6)
+    assert 1 <= answer["server_timing"]["num_steps"] < 1000

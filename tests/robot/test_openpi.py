@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake import FakePolicy  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
+from omni_bus.errors import ConfigError
 from omni_bus.media.numpy_frames import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -232,6 +233,85 @@ async def test_message_that_comes_while_the_policy_runs_is_answered_after_it() -
         sums = [(await client.hear())["actions"][0, 1] for _ in range(3)]
 
     assert sums == [907.0, 9.0, 10.0]
+
+
+async def test_ensembling_averages_what_several_chunks_say_of_a_step() -> None:
+    stage = 'step_key = "t"\nsmoothing = { method = "ensemble", coefficient = 0.0 }'
+    async with serving(stage) as deployment, robot(deployment) as client:
+        first, second = await client.infer(t=0), await client.infer(t=1)
+        again = await client.infer(t=0, session_id="next")
+        told = await client.ask(observation(t=-1))
+
+    assert first[:, 0].tolist() == [1, 1, 1]
+    assert second[:, 0].tolist() == [1.5, 1.5, 2]
+    assert second[:, 3].tolist() == [0.5, 1.5, 2]  # rows 1 and 2 of the first, with 0 and 1 of the second
+    assert again[:, 0].tolist() == [1, 1, 1]
+    assert told["detail"] == "t: -1 came (allowed: whole numbers that don't fall, at least 0)"
+
+
+async def test_real_time_chunks_go_on_where_the_last_one_is() -> None:
+    stage = """
+step_key = "t"
+control_hz = 10.0
+smoothing = { method = "real-time", latency_budget_s = 0.1 }
+"""
+    async with serving(stage) as deployment, robot(deployment) as client:
+        first, second = await client.infer(t=0), await client.infer(t=1)
+
+    assert first[:, 3].tolist() == [0, 1, 2]
+    assert second[0].tolist() == first[1].tolist()  # a row is executed until the answer is there
+    assert 1 < second[1, 0] < 2
+    assert second[2].tolist() == [2, 3, 0, 2]
+
+
+async def test_actions_are_as_many_and_as_wide_as_the_robot_wants() -> None:
+    async with serving("n_action_steps = 2\naction_dim = 3") as deployment, robot(deployment) as client:
+        assert (await client.infer()).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "why"),
+    [
+        ('smoothing = { method = "ensemble" }', "smoothing: it needs 'control_hz' or 'step_key'"),
+        ('timestamp_key = "t"', "timestamp_key: it needs 'max_age_s'"),
+        ('action_statistics = "a"', "statistics: none is named"),
+        ("action_low = [2.0]\naction_high = [1.0]", "action_low: 2 is above action_high's 1"),
+    ],
+)
+async def test_options_that_contradict_each_other_are_refused_before_the_start(stage: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        async with serving(stage):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ('{ name = "fake:FakePolicy", horizn = 3 }', "policy: Object contains unknown field `horizn`"),
+        ('{ name = "none" }', "unknown policy 'none'"),
+        ('{ name = "fake:Nothing" }', "policy.name: 'fake:Nothing' can't be loaded"),
+        ('{ name = "fake:FakeOptions" }', "is no subclass of adapters.robot.policy.Policy"),
+        ("{ horizon = 3 }", "policy.name: it is missing"),
+    ],
+)
+async def test_policy_that_is_none_is_refused_before_the_start(policy: str, why: str) -> None:
+    toml = TOML.replace('{ name = "fake:FakePolicy", horizon = 3 }', policy)
+    for word in ("STAGE", "PIPELINE", "GATEWAY"):
+        toml = toml.replace(word, "")
+    with pytest.raises(ConfigError, match=why):
+        async with running(toml):
+            pass
+
+
+async def test_policy_that_hangs_is_given_up_and_no_more_is_taken() -> None:
+    async with serving("policy_timeout_s = 0.05") as deployment, robot(deployment) as client:
+        answer = await client.ask(observation(FakePolicy.HANGS))
+        assert answer["code"] == "deadline_exceeded"
+        await client.socket.send(msgpack_numpy.packb(observation()))
+        await (await client.socket.ping())
+        assert len(FakePolicy.seen) == 1
+        FakePolicy.gate.set()
+        assert (await client.hear())["actions"][0, 1] == 3.0
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Train the robot policy that omni-bus ships: behaviour cloning of Meta-World's scripted experts, on one CPU thread.
 
-``scripts/train_robot_policy.py FOLDER [--seed N] [--demonstrations N] [--steps N]`` takes about three minutes and writes
-``policy.safetensors``, ``config.json`` and ``norm_stats.json`` (`adapters.robot.metaworld` says what is in them). Nothing
-is downloaded and nothing rendered; needs ``pip install -e '.[robot,transformers]'``. On one machine the same arguments
-give the same files, bit for bit.
+``scripts/train_robot_policy.py FOLDER [--seed N] [--demonstrations N] [--steps N]`` takes about three minutes and
+writes ``policy.safetensors``, ``config.json`` and ``norm_stats.json`` (what is in them: `adapters.robot.metaworld`).
+Nothing is downloaded and nothing rendered; needs ``pip install -e '.[robot,transformers]'``. On one machine the same
+arguments give the same files, bit for bit.
 
 An expert's own trajectories show only states that an expert comes to. So the demonstrator acts with noise, of another
 strength in each episode, and each state that it comes to is labelled with what the expert would do there (noise
@@ -14,6 +14,7 @@ injection as in DART, https://arxiv.org/abs/1703.09327).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from adapters.robot.metaworld import encode_prompt, words_of
-from loads.robot import MAX_STEPS, TASKS, make_environment
+from loads.metaworld_tasks import MAX_STEPS, TASKS, make_environment
 
 STATE_DIM = 39
 ACTION_DIM = 4
@@ -76,7 +77,7 @@ def fit(inputs: Array, targets: Array, num_steps: int, seed: int) -> Any:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     sides = [inputs.shape[1], *[WIDTH] * (NUM_LAYERS - 1), targets.shape[1]]
-    layers: list[Any] = [nn.Linear(*pair) for pair in zip(sides, sides[1:], strict=False)]
+    layers: list[Any] = [nn.Linear(*pair) for pair in itertools.pairwise(sides)]
     network = nn.Sequential(*[part for layer in layers for part in (layer, nn.SiLU())][:-1])
     optimiser = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=1e-3)
     given, wanted = torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -4,13 +4,14 @@ LeRobot's own processors (``policy_preprocessor.json`` and its counterpart in th
 actions back to the robot's units. Its `select_action` keeps queues for one robot; here each session has its history and
 gets whole chunks.
 
-Facts about lerobot 0.6.1: it wants Python 3.12, torch below 2.12 and torchvision. Building ACT or Diffusion fetches ResNet
-weights that the checkpoint then replaces, unless its configuration says otherwise; SmolVLA reads the configuration and the
-tokenizer of its language model from ``vlm_model_name``.
+Facts about lerobot 0.6.1: it wants Python 3.12, torch below 2.12 and torchvision. Building ACT or Diffusion fetches
+ResNet weights that the checkpoint then replaces, unless its configuration says otherwise; SmolVLA reads the
+configuration and the tokenizer of its language model from ``vlm_model_name``.
 """
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections import deque
 from pathlib import Path
@@ -52,7 +53,7 @@ class LerobotOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LerobotPolicy(Policy):
-    """Answers the policy's own features, ``observation.state`` for example, with `actions`, float32 (steps, action_dim).
+    """Answers the policy's own features, such as ``observation.state``, with `actions`, float32 (steps, action_dim).
 
     Keys may have slashes for dots. Pictures are uint8 (height, width, 3), of the size that the policy was trained on.
     """
@@ -86,15 +87,16 @@ class LerobotPolicy(Policy):
             raise StartFailed("; ".join(problems))
         report("importing lerobot", 0.0)
         import torch
-        from lerobot.configs import FeatureType, PreTrainedConfig
-        from lerobot.policies.factory import get_policy_class, make_pre_post_processors
         from safetensors import SafetensorError
+
+        configs: Any = importlib.import_module("lerobot.configs")
+        factory: Any = importlib.import_module("lerobot.policies.factory")
 
         torch.set_num_threads(self.context.num_threads)
         folder = str(Path(self.options.model).expanduser())
         report("loading weights", 0.0)
         try:
-            config: Any = PreTrainedConfig.from_pretrained(folder)
+            config = configs.PreTrainedConfig.from_pretrained(folder)
             if config.type not in KINDS:
                 raise StartFailed(f"model: it is of type '{config.type}' (allowed: {', '.join(KINDS)})", field="model")
             config.device = self.options.device
@@ -103,15 +105,17 @@ class LerobotPolicy(Policy):
                 config.vlm_model_name = self.options.vlm or config.vlm_model_name
             else:
                 config.pretrained_backbone_weights = None
-            self._policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
+            self._policy = factory.get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
             overrides: dict[str, Any] = {"device_processor": {"device": self.options.device}}
             if config.type == "smolvla":
                 overrides["tokenizer_processor"] = {"tokenizer_name": config.vlm_model_name}
-            self._before, self._after = make_pre_post_processors(config, folder, preprocessor_overrides=overrides)
+            self._before, self._after = factory.make_pre_post_processors(
+                config, folder, preprocessor_overrides=overrides
+            )
         except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
             raise StartFailed(f"model: {folder} can't be loaded: {str(error)[:2000]}", field="model") from error
         self._config = config
-        visual = [key for key, feature in config.input_features.items() if feature.type is FeatureType.VISUAL]
+        visual = [key for key, feature in config.input_features.items() if feature.type is configs.FeatureType.VISUAL]
         self._pictures = {key: tuple(config.input_features[key].shape[1:]) for key in visual}
         self._vectors = {key: f.shape[0] for key, f in config.input_features.items() if key not in self._pictures}
         own_steps = {"smolvla": "num_steps", "diffusion": "num_inference_steps"}.get(config.type, "")

@@ -71,7 +71,9 @@ class MetaworldPolicy(Policy):
         """Return what is missing."""
         folder = Path(options.model or shipped_folder())
         absent = [name for name in FILES if not (folder / name).is_file()]
-        found = [f"model: {folder} has no {', '.join(absent)} (scripts/train_robot_policy writes them)"] if absent else []
+        found = (
+            [f"model: {folder} has no {', '.join(absent)} (scripts/train_robot_policy writes them)"] if absent else []
+        )
         return found + missing("metaworld", {INSTALL: ("safetensors",)})
 
     def load(self, report: Report) -> None:
@@ -91,7 +93,9 @@ class MetaworldPolicy(Policy):
             self._config = msgspec.json.decode((folder / "config.json").read_bytes(), type=MetaworldConfig)
             stats: dict[str, Array] = {
                 name: np.array(numbers, np.float32)
-                for name, numbers in json.loads((folder / "norm_stats.json").read_bytes())["norm_stats"]["state"].items()
+                for name, numbers in json.loads((folder / "norm_stats.json").read_bytes())["norm_stats"][
+                    "state"
+                ].items()
             }
             weights = load_file(str(folder / "policy.safetensors"))
             self._mean, self._std = stats["mean"], stats["std"]

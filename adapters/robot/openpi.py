@@ -36,6 +36,8 @@ INSTALL = "pip install 'msgpack>=1.0' 'websockets>=15' && pip install --no-deps 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024 + 4096
 CLOSE_TIMEOUT_S = 1.0
 INTERNAL_ERROR = 1011
+MAX_WORDS = 500
+"""Characters of what a server says that are passed on."""
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -165,10 +167,11 @@ class OpenPIPolicy(Policy):
                     raise Unavailable(f"the server closed the connection: {_why(error)}", retry_after_s=1.0) from error
                 is_fresh = True
                 continue
-            if isinstance(answer, str):  # openpi's servers send a traceback and hang up
-                logger.warning("the policy's server failed", extra={"fields": {"said": answer[-2000:]}})
+            if isinstance(answer, str):  # the end of this connection; openpi's servers send a traceback
                 await self._drop(session)
-                raise StageFailed("the policy's server failed with this observation; its words are in the stage's log")
+                logger.warning("the policy's server failed", extra={"fields": {"said": answer[-2000:]}})
+                said = "its words are in the stage's log" if "Traceback" in answer else answer[:MAX_WORDS]
+                raise StageFailed(f"the policy's server failed with this observation: {said}")
             return _decoded(answer)
 
     def _message(self, observation: Observation) -> dict[str, Any]:
@@ -209,7 +212,8 @@ class OpenPIPolicy(Policy):
                 first = await socket.recv()
                 metadata = _decoded(first) if isinstance(first, bytes) else None
                 if not isinstance(metadata, dict):
-                    raise Unavailable(f"{options.url} answers, but not with a policy's metadata", retry_after_s=1.0)
+                    said = f": {first[:MAX_WORDS]}" if isinstance(first, str) else ""
+                    raise Unavailable(f"{options.url} answers without a policy's metadata{said}", retry_after_s=1.0)
         except BaseException as error:
             if socket is not None:
                 self._close_later(socket)
@@ -258,8 +262,7 @@ def _actions_of(answer: Any) -> Actions:
     if isinstance(answer, np.ndarray):
         answer = {"actions": answer}
     if isinstance(answer, dict) and answer.get("type") == "error":
-        kind = BadInput if answer.get("code") in _CALLERS_FAULTS else StageFailed
-        raise kind(f"the policy's server says: {str(answer.get('message') or answer.get('error'))[:500]}")
+        raise _error_of(answer)
     actions = answer.get("actions") if isinstance(answer, dict) else None
     if not isinstance(actions, np.ndarray) or actions.ndim != 2:
         came = f"shape {actions.shape}" if isinstance(actions, np.ndarray) else type(actions).__name__
@@ -269,6 +272,14 @@ def _actions_of(answer: Any) -> Actions:
         for key, value in answer.items()
         if isinstance(value, np.ndarray) and value.ndim and len(value) == len(actions)
     }
+
+
+def _error_of(answer: dict[str, Any]) -> OmniBusError:
+    """Return what a server's error is here; omni-bus says whose fault it was, and what exactly is wrong."""
+    said = str(answer.get("detail") or answer.get("message") or answer.get("error"))[:MAX_WORDS]
+    if answer.get("code") == BadInput.code:
+        return BadInput(said, field=str(answer.get("field", "")))
+    return StageFailed(f"the policy's server says: {said}")
 
 
 def _plain(value: Any) -> Any:
@@ -285,8 +296,4 @@ def _plain(value: Any) -> Any:
 
 
 def _why(error: BaseException) -> str:
-    return str(error)[:300] or type(error).__name__
-
-
-_CALLERS_FAULTS = frozenset({"bad_input", "input_too_large"})
-"""Codes of omni-bus's errors that say that the observation was wrong."""
+    return str(error)[:MAX_WORDS] or type(error).__name__

@@ -1,12 +1,12 @@
-"""π0 (https://arxiv.org/abs/2410.24164), with transformers' `PI0ForConditionalGeneration`: pictures, state and prompt in.
+"""π0 (https://arxiv.org/abs/2410.24164) with transformers' `PI0ForConditionalGeneration`: pictures, state, prompt in.
 
 The model reads pictures and prompt once, then its action expert moves noise to actions along a velocity field, in Euler
 steps over time from 1 to 0. Here each robot of a batch has its own number of steps and its own noise. Where a deadline
 comes closer than the steps that are left, a robot takes the rest of the way in fewer, longer steps: its actions are
 rougher, and in time.
 
-Facts about transformers 5.24: the prompt is ``<image>`` for each token of each picture, the beginning-of-text token, the
-text, a line break; pictures are in [-1, 1]; state and actions are padded with zeros to the model's widths.
+Facts about transformers 5.24: the prompt is ``<image>`` for each token of each picture, the beginning-of-text token,
+the text, a line break; pictures are in [-1, 1]; state and actions are padded with zeros to the model's widths.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ NAME = "pi0"
 class Pi0Options(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy's keys of ``[stages.NAME.policy]``."""
 
-    images: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("observation/image", "observation/wrist_image")
+    images: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = (
+        "observation/image",
+        "observation/wrist_image",
+    )
     """Keys of an observation's pictures, in the order in which the model was trained on them."""
     optional_images: tuple[str, ...] = ()
     """Those of `images` that a robot may leave out; the others must come."""
@@ -64,7 +67,7 @@ class _Row(msgspec.Struct):
 
 
 class Pi0Policy(Policy):
-    """Answers pictures, uint8 (side, side, 3), a state and a prompt with `actions`, float32 (chunk_size, action_dim)."""
+    """Answers pictures, uint8 (side, side, 3), state and prompt with `actions`, float32 (chunk_size, action_dim)."""
 
     Options: ClassVar[type[msgspec.Struct]] = Pi0Options
 
@@ -77,7 +80,9 @@ class Pi0Policy(Policy):
         problems = check_model(NAME, options, ("torch", "transformers"))
         unknown = [key for key in options.optional_images if key not in options.images]
         if unknown:
-            problems.append(f"optional_images: '{unknown[0]}' is not among images (allowed: {', '.join(options.images)})")
+            problems.append(
+                f"optional_images: '{unknown[0]}' is not among images (allowed: {', '.join(options.images)})"
+            )
         return problems
 
     def load(self, report: Report) -> None:
@@ -96,7 +101,9 @@ class Pi0Policy(Policy):
             raise loader.refused(f"it is of type '{config.model_type}' (allowed: pi0)")
         width = config.max_action_dim
         if self.options.action_dim is not None and self.options.action_dim > width:
-            raise StartFailed(f"action_dim: {self.options.action_dim} is set (allowed: 1 to {width})", field="action_dim")
+            raise StartFailed(
+                f"action_dim: {self.options.action_dim} is set (allowed: 1 to {width})", field="action_dim"
+            )
         self._action_dim = self.options.action_dim or width
         self._tokenizer = loader.part("loading tokenizer", transformers.AutoTokenizer)
         self._model = loader.weights(transformers.PI0ForConditionalGeneration, is_complete=True)

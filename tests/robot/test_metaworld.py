@@ -14,10 +14,9 @@ import pytest
 import train_robot_policy
 from adapters.robot.metaworld import MetaworldOptions, MetaworldPolicy, shipped_folder
 from adapters.robot.policy import Observation
-from loads.robot import TASKS, make_environment, run_episode
+from loads.metaworld_tasks import TASKS, make_environment, run_episode
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
-
 
 
 def loaded(folder: str = "") -> MetaworldPolicy:
@@ -31,9 +30,9 @@ def policy() -> MetaworldPolicy:
     return loaded()
 
 
-def seen(number: int, prompt: str | None = "open the drawer", **values: Any) -> Observation:
-    state = np.random.default_rng(number).standard_normal(39)
-    return Observation(str(number), True, {"observation/state": state} | values, prompt)
+def seen(number: int, prompt: str | None = "open the drawer", *, given: Any = ...) -> Observation:
+    state = np.random.default_rng(number).standard_normal(39) if given is ... else given
+    return Observation(str(number), True, {"observation/state": state}, prompt)
 
 
 def answer(policy: MetaworldPolicy, observation: Observation) -> Any:
@@ -61,7 +60,7 @@ def test_robots_of_a_batch_get_what_they_would_get_alone(policy: MetaworldPolicy
 def test_actions_are_in_range_wherever_the_robot_is(policy: MetaworldPolicy) -> None:
     for scale in (1, 100, 1e3 / 5):
         state = np.random.default_rng(0).uniform(-1, 1, 39) * scale
-        actions = answer(policy, seen(0, **{"observation/state": state}))["actions"]
+        actions = answer(policy, seen(0, given=state))["actions"]
         assert np.isfinite(actions).all()
         assert np.abs(actions).max() <= 1
 
@@ -79,13 +78,13 @@ def test_prompt_is_read_by_its_words(policy: MetaworldPolicy) -> None:
     [
         (seen(1, None), "prompt", "none"),
         (seen(1, "juggle"), "prompt", "'juggle'"),
-        (seen(1, **{"observation/state": None}), "observation/state", "nothing"),
-        (seen(1, **{"observation/state": np.zeros(38)}), "observation/state", "(38,)"),
-        (seen(1, **{"observation/state": np.zeros((1, 39))}), "observation/state", "(1, 39)"),
-        (seen(1, **{"observation/state": np.full(39, np.inf)}), "observation/state[0]", "inf"),
-        (seen(1, **{"observation/state": np.full(39, 1e300)}), "observation/state[0]", "inf"),
-        (seen(1, **{"observation/state": np.full(39, 2e3)}), "observation/state[0]", "2000"),
-        (seen(1, **{"observation/state": ["a"] * 39}), "observation/state", "a list of 39"),
+        (seen(1, given=None), "observation/state", "nothing"),
+        (seen(1, given=np.zeros(38)), "observation/state", "(38,)"),
+        (seen(1, given=np.zeros((1, 39))), "observation/state", "(1, 39)"),
+        (seen(1, given=np.full(39, np.inf)), "observation/state[0]", "inf"),
+        (seen(1, given=np.full(39, 1e300)), "observation/state[0]", "inf"),
+        (seen(1, given=np.full(39, 2e3)), "observation/state[0]", "2000"),
+        (seen(1, given=["a"] * 39), "observation/state", "a list of 39"),
     ],
 )
 def test_bad_observation_is_refused_alone(

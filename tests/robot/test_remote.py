@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-
-msgpack_numpy = pytest.importorskip("openpi_client.msgpack_numpy")
-
+from openpi_client import msgpack_numpy
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
@@ -31,12 +29,14 @@ Answer = Any
 class Server:
     """Metadata first, then an answer for each observation; an exception is sent as its traceback, and the end."""
 
-    def __init__(self, answer: Callable[[Server, dict[str, Any]], Answer], port: int = 0) -> None:
+    def __init__(self, answer: Callable[[Server, dict[str, Any]], Answer], port: int = 0, metadata: Any = None) -> None:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.num_connections = 0
         self.idle_s: float | None = None
         self._answer = answer
+        default = {"policy": "echo", "action_dim": np.int64(3), "scale": np.ones(2)}
+        self._metadata = msgpack_numpy.packb(default) if metadata is None else metadata
         self.server = serve(self._handle, "127.0.0.1", port, compression=None, max_size=None)
         self.port = self.server.socket.getsockname()[1]
         self.url = f"ws://127.0.0.1:{self.port}"
@@ -48,7 +48,7 @@ class Server:
         self.num_connections += 1
         self._sockets.append(socket)
         self.headers.append(socket.request.headers)
-        socket.send(msgpack_numpy.packb({"policy": "echo", "action_dim": np.int64(3), "scale": np.ones(2)}))
+        socket.send(self._metadata)
         while True:
             try:
                 observation = msgpack_numpy.unpackb(socket.recv(self.idle_s))
@@ -60,7 +60,7 @@ class Server:
             self.seen.append(observation)
             try:
                 answer = self._answer(self, observation)
-            except Exception:
+            except (RuntimeError, TypeError, ValueError):
                 socket.send(traceback.format_exc())
                 socket.close(1011, "Internal server error. Traceback included in previous frame.")
                 return
@@ -86,8 +86,8 @@ def echo(server: Server, observation: dict[str, Any]) -> Answer:
 
 
 @contextmanager
-def serving(answer: Any = echo, port: int = 0) -> Iterator[Server]:
-    server = Server(answer, port)
+def serving(answer: Any = echo, port: int = 0, metadata: Any = None) -> Iterator[Server]:
+    server = Server(answer, port, metadata)
     try:
         yield server
     finally:
@@ -109,7 +109,8 @@ def seen(number: int = 0, session: str = "a", *, is_first: bool = False, **field
         "observation/state": np.full(3, number, np.float64),
         "observation/image": np.full((4, 6, 3), number, np.uint8),
     }
-    return Observation(session, is_first, values, **({"prompt": "go"} | fields))
+    named: dict[str, Any] = {"prompt": "go"} | fields
+    return Observation(session, is_first, values, **named)
 
 
 def infer(policy: OpenPIPolicy, *observations: Observation, **manner: Any) -> Any:
@@ -206,13 +207,21 @@ def test_failure_of_the_server_is_one_robots_and_quotes_no_traceback() -> None:
     ("answer", "kind", "said"),
     [
         ({"type": "error", "message": "Internal inference error"}, StageFailed, "Internal inference error"),
-        ({"type": "error", "message": "state: 3 came", "code": "bad_input"}, BadInput, "state: 3 came"),
+        (
+            {"type": "error", "message": "Invalid", "detail": "state: 3 came", "code": "bad_input", "field": "state"},
+            BadInput,
+            "state: 3 came",
+        ),
         ({"status": "reset successful"}, StageFailed, "no actions"),
         ({"actions": [1, 2]}, StageFailed, "list"),
         (np.zeros(3), StageFailed, r"shape \(3,\)"),
         (b"\xc1", StageFailed, "something else than MessagePack"),
         (b"", StageFailed, "something else than MessagePack"),
-        ({"actions": {b"__ndarray__": True, b"data": b"1", b"dtype": "<f4", b"shape": [9, 9]}}, StageFailed, "than Mess"),
+        (
+            {"actions": {b"__ndarray__": True, b"data": b"1", b"dtype": "<f4", b"shape": [9, 9]}},
+            StageFailed,
+            "than Mess",
+        ),
     ],
 )
 def test_answer_that_is_none_is_an_error(answer: Any, kind: type[Exception], said: str) -> None:
@@ -223,6 +232,26 @@ def test_answer_that_is_none_is_an_error(answer: Any, kind: type[Exception], sai
     assert msgspec.json.encode(str(found))
     with pytest.raises(kind, match=said):
         raise found
+
+
+def test_words_that_are_no_traceback_are_passed_on() -> None:
+    with serving(lambda *_: "no room") as server, policy_of(server.url) as policy:
+        [found] = infer(policy, seen())
+
+    assert isinstance(found, StageFailed)
+    assert "no room" in found.message
+
+
+def test_server_without_a_policy_is_refused_at_the_start() -> None:
+    """What vLLM-Omni says where another model is loaded."""
+    said = '{"type":"error","error":"Robot policy not available","code":"unsupported"}'
+
+    with (
+        serving(metadata=said) as server,
+        pytest.raises(StartFailed, match="policy not available"),
+        policy_of(server.url),
+    ):
+        pass
 
 
 def test_silent_server_is_given_up_and_its_late_answer_never_read() -> None:

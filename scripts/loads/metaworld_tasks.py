@@ -19,17 +19,17 @@ TASKS = {
 """Meta-World's names, and what the robot is told."""
 
 MAX_STEPS = 200
-CAMERA = {"camera_name": "corner2", "width": 320, "height": 240}
+CAMERA = {"camera_name": "corner4", "width": 320, "height": 240}
 
 Infer: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""An observation in, a map with `actions`, float32 (horizon, 4), out: `WebsocketClientPolicy.infer`, or a policy itself."""
+"""An observation in, a map with `actions`, float32 (horizon, 4), out: `WebsocketClientPolicy.infer`, for example."""
 
 OnFrame: TypeAlias = Callable[[np.ndarray[Any, Any]], None]
 """Takes a picture, uint8 (240, 320, 3)."""
 
 
 def make_environment(task: str, seed: int, *, is_seen: bool = False) -> Any:
-    """Return a task; rendering (`is_seen`) needs MUJOCO_GL=egl or osmesa in the environment where there is no display."""
+    """Return a task; rendering it (`is_seen`) needs MUJOCO_GL=egl or osmesa where there is no display."""
     import gymnasium
     import metaworld  # noqa: F401 (registers its environments)
 

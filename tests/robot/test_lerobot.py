@@ -1,7 +1,8 @@
-"""Tiny random policies of LeRobot's own classes, saved by its `save_pretrained`; `scripts/nightly_policies` runs this."""
+"""Tiny random policies of LeRobot's own classes, saved by its `save_pretrained`: `scripts/nightly_policies` runs it."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from pathlib import Path
@@ -15,13 +16,15 @@ pytest.importorskip("lerobot", exc_type=ImportError)
 
 import torch
 import transformers
-from lerobot.configs import FeatureType, PolicyFeature
-from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 
 from adapters.robot.lerobot import LerobotOptions, LerobotPolicy
 from adapters.robot.policy import Observation
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
+
+configs: Any = importlib.import_module("lerobot.configs")
+factory: Any = importlib.import_module("lerobot.policies.factory")
+FeatureType, PolicyFeature = configs.FeatureType, configs.PolicyFeature
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 
@@ -109,11 +112,12 @@ def save_vlm(folder: Path) -> str:
             "patch_size": 16,
         },
     ).save_pretrained(folder)
+    sampling: dict[str, Any] = {"video_sampling": {"max_frames": 1, "fps": 1}}
     sizes: dict[str, Any] = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 64}}
     transformers.SmolVLMProcessor(
         transformers.SmolVLMImageProcessor(**sizes),
         tokenizer,
-        transformers.SmolVLMVideoProcessor(**sizes, video_sampling={"max_frames": 1, "fps": 1}),
+        transformers.SmolVLMVideoProcessor(**sizes, **sampling),
         image_seq_len=4,
     ).save_pretrained(folder)
     return str(folder)
@@ -126,14 +130,14 @@ def save(kind: str, folder: Path, vlm: str) -> str:
         "observation.state": PolicyFeature(type=FeatureType.STATE, shape=(5,)),
     }
     sizes = SIZES[kind] | ({"vlm_model_name": vlm} if kind == "smolvla" else {})
-    config: Any = make_policy_config(
+    config: Any = factory.make_policy_config(
         kind,
         input_features=features,
         output_features={"action": PolicyFeature(type=FeatureType.ACTION, shape=(3,))},
         device="cpu",
         **sizes,
     )
-    policy = get_policy_class(kind)(config)
+    policy = factory.get_policy_class(kind)(config)
     with torch.no_grad():
         for name, weight in policy.named_parameters():  # its own initial weights hardly look at their input
             if weight.dim() >= 2 and "backbone" not in name:
@@ -146,7 +150,7 @@ def save(kind: str, folder: Path, vlm: str) -> str:
     }
     for each in stats.values():
         each |= {"min": each["mean"] - each["std"], "max": each["mean"] + each["std"]}
-    for processor in make_pre_post_processors(config, dataset_stats=stats):
+    for processor in factory.make_pre_post_processors(config, dataset_stats=stats):
         processor.save_pretrained(folder)
     return str(folder)
 
@@ -181,8 +185,9 @@ def seen(number: int, session: str = "", *, is_first: bool = True, prompt: str =
         "observation.state": (dice.standard_normal(5) * 3).astype(np.float32),
     }
     values |= fields.pop("values", {})
+    named: dict[str, Any] = {"seed": number} | fields
     prompt = prompt or ("pick up the cup", "open", "put the red block on the other red block")[number % 3]
-    return Observation(session or f"robot-{number}", is_first, values, prompt, **({"seed": number} | fields))
+    return Observation(session or f"robot-{number}", is_first, values, prompt, **named)
 
 
 def actions(policy: LerobotPolicy, *observations: Observation, **manner: Any) -> list[Any]:
@@ -194,15 +199,16 @@ def actions(policy: LerobotPolicy, *observations: Observation, **manner: Any) ->
 def by_lerobot(folder: str, *observations: Observation) -> Any:
     """What LeRobot's own loop gives for the last of one robot's observations, action by action."""
     kind = json.loads((Path(folder) / "config.json").read_text())["type"]
-    own: Any = get_policy_class(kind).from_pretrained(folder, strict=True)
-    before, after = make_pre_post_processors(own.config, folder)
+    own: Any = factory.get_policy_class(kind).from_pretrained(folder, strict=True)
+    before, after = factory.make_pre_post_processors(own.config, folder)
     seed = observations[-1].seed or 0
     noise = {"noise": torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(seed))} if kind == "smolvla" else {}
+    found: list[Any] = []
     for observation in observations:
         if hasattr(own, "_queues"):
             own._queues["action"].clear()  # so that it infers anew, with what it saw before
         torch.manual_seed(seed)
-        values = observation.values
+        values: Any = observation.values
         batch = before(
             {
                 CAMERA: torch.from_numpy(values[CAMERA]).permute(2, 0, 1)[None].float() / 255,
@@ -309,7 +315,7 @@ def test_other_kinds_and_folders_are_refused(folders: dict[str, str], tmp_path: 
     for name in ("model.safetensors", "policy_preprocessor.json", "policy_postprocessor.json"):
         (tmp_path / name).write_text("{}")
     features: dict[str, Any] = {"observation.state": PolicyFeature(type=FeatureType.STATE, shape=(5,))}
-    make_policy_config("tdmpc", input_features=features, device="cpu").save_pretrained(tmp_path)
+    factory.make_policy_config("tdmpc", input_features=features, device="cpu").save_pretrained(tmp_path)
     with pytest.raises(StartFailed, match=r"type 'tdmpc' \(allowed: act, diffusion, smolvla\)"):
         load(str(tmp_path))
     (tmp_path / "config.json").write_bytes((Path(folders["act"]) / "config.json").read_bytes())

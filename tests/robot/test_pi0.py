@@ -1,7 +1,8 @@
-"""π0 with tiny random weights of the true classes: what the engine may rely on, and parity with the class's own sampler."""
+"""π0 with tiny random weights of the true classes: what the engine relies on; parity with the class's own sampler."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 
 import tiny  # type: ignore[import-not-found] (put on the path above)
 
+from actors.testing import running
 from adapters.robot.pi0 import Pi0Options, Pi0Policy
 from adapters.robot.policy import Observation
 from omni_bus.errors import BadInput, StartFailed
@@ -50,7 +53,8 @@ def seen(number: int, prompt: str = "", **fields: Any) -> Observation:
     values: dict[str, Any] = {key: dice.integers(0, 256, (56, 56, 3), np.uint8) for key in IMAGES}
     values["observation/state"] = dice.standard_normal(8).astype(np.float32)
     values |= fields.pop("values", {})
-    return Observation(f"robot-{number}", True, values, prompt or PROMPTS[number % 3], **({"seed": number} | fields))
+    defaults: dict[str, Any] = {"seed": number} | fields
+    return Observation(f"robot-{number}", True, values, prompt or PROMPTS[number % 3], **defaults)
 
 
 def actions(policy: Pi0Policy, *observations: Observation, **manner: Any) -> list[Any]:
@@ -63,7 +67,7 @@ def sampled(folder: str, observation: Observation, num_steps: int) -> Any:
     """What the class itself makes of an observation."""
     model: Any = transformers.PI0ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    pictures = [observation.values[key] for key in IMAGES if key in observation.values]
+    pictures: list[Any] = [observation.values[key] for key in IMAGES if key in observation.values]
     text = "<image>" * (16 * len(pictures)) + f"<bos>{observation.prompt}\n"
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)[None].float() / 127.5 - 1
@@ -130,7 +134,9 @@ def test_without_a_seed_noise_is_fresh(policy: Pi0Policy) -> None:
 
 def test_steps_are_told_as_they_are_done(policy: Pi0Policy) -> None:
     told: list[tuple[int, int]] = []
-    policy.infer([seen(1, num_inference_steps=3), seen(2, num_inference_steps=5)], on_step=lambda *step: told.append(step))
+    policy.infer(
+        [seen(1, num_inference_steps=3), seen(2, num_inference_steps=5)], on_step=lambda *step: told.append(step)
+    )
 
     assert told == [(i, 5) for i in (1, 2, 3, 4, 5)]
 
@@ -149,7 +155,9 @@ def test_deadline_cuts_steps(policy: Pi0Policy) -> None:
     np.testing.assert_allclose(late, actions(policy, seen(1, num_inference_steps=1))[0], atol=2e-5)
 
 
-def test_deadline_that_comes_nearer_lengthens_the_last_steps(policy: Pi0Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_that_comes_nearer_lengthens_the_last_steps(
+    policy: Pi0Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a clock of the test's own, each step takes a second: of ten, four fit."""
     now = 0.0
 
@@ -162,9 +170,7 @@ def test_deadline_that_comes_nearer_lengthens_the_last_steps(policy: Pi0Policy, 
     monkeypatch.setattr("adapters.robot.pi0.time", SimpleNamespace(monotonic=tick))
     policy.infer([seen(1, num_inference_steps=2)])
     now = 0.0
-    cut = policy.infer(
-        [seen(1, num_inference_steps=10)], deadline=2.6, on_step=lambda *step: told.append(step)
-    )
+    cut = policy.infer([seen(1, num_inference_steps=10)], deadline=2.6, on_step=lambda *step: told.append(step))
 
     assert told[-1][0] == told[-1][1] < 10
     assert len(told) == told[-1][0] > 1
@@ -219,3 +225,67 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StartFailed, match="of type 'gemma'"):
         loaded(str(tmp_path))
+
+
+# --- behind the gateway ---------------------------------------------------------------------------------------
+
+TOML = """
+[stages.policy]
+adapter = "robot-policy"
+policy = { name = "pi0", model = "FOLDER", device = "cpu", optional_images = ["observation/wrist_image"] }
+max_batch_wait_s = 0.0
+action_dim = 6
+[stages.policy.images."observation/image"]
+size = [56, 56]
+[stages.policy.images."observation/wrist_image"]
+size = [56, 56]
+is_required = false
+[pipelines.policy]
+edges = ["in.observation -> policy.observation", "policy.actions -> out.actions"]
+[gateways.robot]
+protocol = "openpi"
+"""
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context:DeprecationWarning")  # the stock client
+async def test_robots_with_cameras_of_any_size_are_served(folder: str, policy: Pi0Policy) -> None:
+    plain = {key: np.full((56, 56, 3), 60 + 90 * i, np.uint8) for i, key in enumerate(IMAGES)}  # resized, the same
+    large = {key: np.full((224, 224, 3), picture[0, 0], np.uint8) for key, picture in plain.items()}
+
+    def ask(port: int) -> list[Any]:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        try:
+            assert client.get_server_metadata()["image_resolution"] == [56, 56]
+            whole = {**seen(1).values, "prompt": PROMPTS[1], "seed": 1, "sampling_params": {"num_inference_steps": 3}}
+            return [client.infer({**whole, **pictures}) for pictures in ({}, plain, large)]
+        finally:
+            client._ws.close()
+
+    async with running(TOML.replace("FOLDER", folder)) as deployment:
+        answers = await asyncio.to_thread(ask, deployment.port)
+    alone = actions(policy, *(seen(1, num_inference_steps=3, values=pictures) for pictures in ({}, plain, plain)))
+
+    for answer, wanted in zip(answers, alone, strict=True):
+        assert answer["actions"].shape == (10, 6)
+        assert answer["server_timing"]["num_steps"] == 3
+        np.testing.assert_allclose(answer["actions"], wanted[:, :6], atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context:DeprecationWarning")  # the stock client
+async def test_answer_is_rougher_rather_than_late(folder: str) -> None:
+    """A thousand steps take longer than the second that is left."""
+
+    def ask(port: int) -> Any:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        try:
+            whole = {**seen(1).values, "prompt": "open", "sampling_params": {"num_inference_steps": 1000}}
+            return client.infer(whole)
+        finally:
+            client._ws.close()
+
+    toml = TOML.replace("FOLDER", folder).replace("max_batch_wait_s", "deadline_s = 1.0\nmax_batch_wait_s")
+    async with running(toml) as deployment:
+        answer = await asyncio.to_thread(ask, deployment.port)
+
+    assert answer["actions"].shape == (10, 6)
+    assert 1 <= answer["server_timing"]["num_steps"] < 1000

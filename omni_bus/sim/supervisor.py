@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from omni_bus.core.administration import Arrangement, stage_of
+from omni_bus.core.administration import Arrangement, returning
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Answered
 from omni_bus.core.member import Member, coordinator_peer
@@ -71,6 +71,7 @@ class SupervisorProcess(MemberProcess):
         self.slept: set[str] = set()
         """Stages of which a replica was told to sleep, ever."""
         self.num_done = 0
+        self._restarting: set[str] = set()
         self._plans = list(plans)
         self._outlooks: dict[str, Outlook] = {}
         self._deaths: list[tuple[Peer, bool]] = []
@@ -173,7 +174,9 @@ class SupervisorProcess(MemberProcess):
     # --- operations, as `actors.operations` does them -----------------------------------------------------
 
     def _arrange(self, **changes: Any) -> _Ask:
-        self.arrangement = replace(self.arrangement, **changes)
+        changed, stages = replace(self.arrangement, **changes), self.world.scenario.stages
+        waited_for = returning(self._restarting, changed.asleep, lambda stage: stages[stage].while_asleep == "queue")
+        self.arrangement = replace(changed, returning=waited_for)
         return _Ask("arrange", msgspec.to_builtins(self.arrangement))
 
     def _drain(self, plan: OperationPlan) -> _Steps:
@@ -186,14 +189,15 @@ class SupervisorProcess(MemberProcess):
 
     def _restart(self, plan: OperationPlan) -> _Steps:
         name = f"{plan.stage}.{plan.replica}"
-        no_longer_returning = {name} - self.arrangement.returning  # one that sleeps and is waited for stays so
-        yield self._arrange(drained=self.arrangement.drained | {name}, returning=self.arrangement.returning | {name})
+        self._restarting.add(name)
+        yield self._arrange(drained=self.arrangement.drained | {name})
         is_gone = yield from self._empty(name, plan)
         yield self._arrange(drained=self.arrangement.drained - {name})
         if is_gone:
             self.world.add(self.world.processes[name].successor())
             yield _Ready(name)
-        yield self._arrange(returning=self.arrangement.returning - no_longer_returning)
+        self._restarting.discard(name)
+        yield self._arrange()
 
     def _scale_down(self, plan: OperationPlan) -> _Steps:
         wanted = self.arrangement.wanted
@@ -208,22 +212,25 @@ class SupervisorProcess(MemberProcess):
             wanted = self.arrangement.wanted
         yield self._arrange(wanted=wanted, drained=self.arrangement.drained - {name})
         if name in self.arrangement.asleep and wanted[plan.stage] == number:
-            yield self._arrange_asleep(_without(self.arrangement.asleep, {name}))
+            yield self._arrange(asleep=_without(self.arrangement.asleep, {name}))
 
     def _sleep(self, plan: OperationPlan) -> _Steps:
         numbers = range(self.arrangement.wanted[plan.stage]) if plan.replica < 0 else (plan.replica,)
         names = [f"{plan.stage}.{number}" for number in numbers]
         new = {name: plan.level for name in names if name not in self.arrangement.asleep}
         self.slept.add(plan.stage)
-        yield self._arrange_asleep({**new, **self.arrangement.asleep})
+        yield self._arrange(asleep={**new, **self.arrangement.asleep})
         self.kept_asleep.update(names)
         answer = yield _Ask("drain", {"actors": names, "timeout_s": plan.timeout_s, "is_forced": plan.is_forced})
-        if answer["outstanding"] and not plan.is_forced:
-            failed = set(new)
-        else:
-            failed = new.keys() & (yield _Ask("rest", {"actors": names, "level": plan.level}))["failed"].keys()
-        self.kept_asleep -= failed
-        yield self._arrange_asleep(_without(self.arrangement.asleep, failed))
+        awake = set(new) if answer["outstanding"] and not plan.is_forced else set[str]()
+        if not awake:
+            failed = (yield _Ask("rest", {"actors": names, "level": plan.level}))["failed"].keys()
+            if failed:  # then none of them is to sleep, but those that don't wake
+                put_to_sleep = sorted(new.keys() - failed)
+                still = (yield _Ask("rest", {"actors": put_to_sleep, "level": 0}))["failed"].keys()
+                awake = new.keys() - still
+        self.kept_asleep -= awake
+        yield self._arrange(asleep=_without(self.arrangement.asleep, awake))
 
     def _wake(self, plan: OperationPlan) -> _Steps:
         """Wake all; a person whose engine could not says so again."""
@@ -231,14 +238,8 @@ class SupervisorProcess(MemberProcess):
             names = set(self.arrangement.asleep)
             failed = (yield _Ask("rest", {"actors": sorted(names), "level": 0}))["failed"].keys()
             self.kept_asleep -= names - failed
-            yield self._arrange_asleep(_without(self.arrangement.asleep, names - failed))
+            yield self._arrange(asleep=_without(self.arrangement.asleep, names - failed))
             yield _Pause(0.1)
-
-    def _arrange_asleep(self, asleep: dict[str, int]) -> _Ask:
-        stages = self.world.scenario.stages
-        awaited = {name for name in asleep if stages[stage_of(name)].while_asleep == "queue"}
-        returning = (self.arrangement.returning - self.arrangement.asleep.keys()) | awaited
-        return self._arrange(asleep=asleep, returning=returning)
 
     def _empty(self, name: str, plan: OperationPlan) -> Generator[_Ask | _Leave, Any, bool]:
         """Have a replica finish and leave; False if it had not finished in time, or was dead already."""

@@ -337,7 +337,7 @@ async def test_replica_that_restarts_is_waited_for_whatever_other_stages_are_tol
     assert (await restarting).code == DONE
 
     assert made.coordinator.arrangement["returning"] == []
-    assert made.coordinator.arrangement["asleep"] == ({"llm.0": 1} if is_asleep else {})
+    assert ("llm.0" in made.coordinator.arrangement["asleep"]) == is_asleep
 
 
 async def test_replicas_restart_one_after_the_other(made: Made) -> None:

@@ -179,6 +179,7 @@ async def test_bytes_that_are_no_http_get_an_error_in_shape() -> None:
         ("application/json", b'{"messages": [1,}', "byte 16"),
         ("application/json", b'{"messages": ', "truncated after 13 bytes"),
         ("application/json", b"", "truncated after 0 bytes"),
+        ("application/json", rb'{"model": "\ud800"}', "surrogate pair (byte 11)"),
         ("application/json", b"[]", "a JSON array came (allowed: an object)"),
         ("application/json", b"null", "a JSON null came"),
         ("application/json", b'{"a": "\xff"}', "UTF-8"),

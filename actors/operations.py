@@ -299,9 +299,7 @@ class Operations:
     async def _rest(self, names: list[str], level: int) -> dict[str, str]:
         """Have engines sleep, or wake with level 0; return whom it failed with, and why."""
         timeout_s = self._deployment.config.start_timeout_s
-        answer = await self._supervisor.ask(
-            "rest", lambda: {"actors": names, "level": level, "timeout_s": timeout_s}
-        )
+        answer = await self._supervisor.ask("rest", lambda: {"actors": names, "level": level, "timeout_s": timeout_s})
         return answer["failed"]
 
     # --- scale ------------------------------------------------------------------------------------------------

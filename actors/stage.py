@@ -247,7 +247,7 @@ class StageActor:
         except OmniBusError as refusal:
             error = refusal
             self._log_restless(level, refusal)
-        except Exception as failure:  # the order has failed; the process goes on
+        except Exception as failure:  # noqa: BLE001 (logged once for each reason; the process goes on)
             self._log_restless(level, failure)
             error, is_broken = stage_failed(failure, self._stage), True
         else:
@@ -256,7 +256,7 @@ class StageActor:
         self._perform(self._resting.on_level(error, is_broken=is_broken))
 
     def _log_restless(self, level: int, error: Exception) -> None:
-        """Log why the engine could not sleep or wake; what is tried again fails for the same reason most of the time."""
+        """Log why the engine could not sleep or wake, unless it has tried before and failed for the same reason."""
         said = f"{level} {type(error).__name__} {error}"
         if said == self._restless:
             return

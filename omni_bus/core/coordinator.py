@@ -589,7 +589,9 @@ class CoordinatorCore:
                 woken, changed = self._administration.arrange(frame.args)
                 for name in woken:
                     self._rests.compare(name)
-                told = [other.peer for other in self._membership if other.role == "stage" and other.peer.actor in changed]
+                told = [
+                    other.peer for other in self._membership if other.role == "stage" and other.peer.actor in changed
+                ]
                 return [
                     *(self._welcome(peer) for peer in told),
                     Send(actor.peer, AdminReply(frame.call)),

@@ -130,7 +130,15 @@ def test_order_is_over_when_nobody_makes_progress_any_more(members: Membership, 
 PHASES = (("llm.1", "ready"), ("llm.0", "weights"))
 
 
-@pytest.mark.parametrize("args", [{}, {"actors": ["llm.0"], "level": 3}, {"actors": "llm.0", "level": 1}, {"actors": [], "level": 1, "timeout_s": 0}])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"actors": ["llm.0"], "level": 3},
+        {"actors": "llm.0", "level": 1},
+        {"actors": [], "level": 1, "timeout_s": 0},
+    ],
+)
 def test_malformed_order_is_refused(members: Membership, args: dict) -> None:
     with pytest.raises(BadInput, match="operation 'rest'"):
         Rests(members).begin(ASKER, 7, args, 10.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from omni_bus.core.effects import DropTimer, Send, SetTimer
+from omni_bus.core.effects import DropTimer, Report, Send, SetTimer
 from omni_bus.core.membership import Membership
 from omni_bus.core.rests import MAX_REPEAT_S, REPEAT_S, Rests
 from omni_bus.errors import BadInput
@@ -96,7 +96,8 @@ def test_replica_that_does_not_wake_is_reported_once_for_each_reason_and_tried_e
     now, pauses, told = 10.0, [], []
     for why in ["no memory"] * 6 + ["no file", "no memory"]:
         *reports, timer = rests.on_rested(actor, Rested(1, BadInput(why).to_info(), 2), now)
-        told += [report.fields for report in reports]
+        told += [report.fields for report in reports if isinstance(report, Report)]
+        assert isinstance(timer, SetTimer)
         pauses.append(timer.at - now)
         now = timer.at
         assert rests.on_timer(1, now)[0] == Send(actor.peer, Rest(1, 0))

@@ -1,4 +1,4 @@
-"""Soak, kill_run, hang_run, storm and fuzz: each runs, and their judges tell right from wrong. Times are nothing to assert."""
+"""Soak, kill_run, hang_run, storm and fuzz run, and their judges tell right from wrong. Times are nothing to assert."""
 
 from __future__ import annotations
 

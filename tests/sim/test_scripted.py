@@ -264,12 +264,9 @@ def replicas_that_come_back_while_they_are_woken(seed: int) -> Iterator[World]:
 def replicas_that_restart_while_another_stage_is_told_something(seed: int) -> Iterator[World]:
     """Whatever that is, they are to be waited for: their requests come when they are away."""
     restart = OperationPlan("restart", 0.2, "llm", 0, timeout_s=5.0, is_forced=False, is_beside=True)
-    others: list[list[OperationPlan]] = [
-        [OperationPlan(kind, 0.25, "voice", replica, timeout_s=0.3, is_forced=False, level=level)]
-        for kind, replica, level in (("sleep", -1, 1), ("restart", 0, 0), ("drain", 0, 0))
-    ]
-    others[0].append(WAKE)
-    for operations in others:
+    plan = msgspec.structs.replace(SLEEP, stage="voice", timeout_s=0.3)
+    again, drain = (msgspec.structs.replace(plan, kind=kind, replica=0, level=0) for kind in ("restart", "drain"))
+    for operations in ([plan, WAKE], [again], [drain]):
         for number in range(12):
             script = scenario(graph="chain", operations=[restart, *operations])
             script.stages["voice"].replicas = 2

@@ -53,8 +53,8 @@ class Hosts:
     def check(self, request: web.Request, *, is_guarded: bool) -> None:
         """Refuse a request that is addressed to somebody else.
 
-        Where keys guard the gateway only names that a person has set are checked. A request without ``Host`` comes
-        from no browser.
+        Where keys guard the gateway only names that a person has set are checked. A request that names
+        no host comes from no browser.
 
         Args:
             request: any, WebSocket upgrades and preflights too.
@@ -64,7 +64,7 @@ class Hosts:
             Problem: 403.
         """
         host = request.headers.get("Host")
-        if host is None or self._allows_any or (is_guarded and not self._is_told):
+        if not host or self._allows_any or (is_guarded and not self._is_told):
             return
         name = _name_of(host)
         if name is not None and (name in self._allowed or name.endswith(f".{_LOCAL}") or _is_address(name)):
@@ -80,7 +80,7 @@ class Hosts:
 
 def _name_of(host: str) -> str | None:
     """Return the name or address in a ``Host``; None if there is none."""
-    if not host or set(host) & set("/?#@\\"):
+    if set(host) & set("/?#@\\"):
         return None
     try:
         url = URL(f"http://{host}")

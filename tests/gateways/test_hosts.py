@@ -50,7 +50,16 @@ async def test_page_that_rebinds_its_name_is_refused_on_every_route() -> None:
             assert await socket.receive_str() == "hello"
 
 
-ALWAYS = ["127.0.0.1", "localhost", "LOCALHOST:8000", "app.localhost:8000", "localhost.", "10.0.0.7:8000", "[::1]:8000"]
+ALWAYS = [
+    "",
+    "127.0.0.1",
+    "localhost",
+    "LOCALHOST:8000",
+    "app.localhost:8000",
+    "localhost.",
+    "10.0.0.7:8000",
+    "[::1]:8000",
+]
 NEVER = [
     "evil.example",
     "localhost.evil.example",
@@ -60,7 +69,7 @@ NEVER = [
     "localhost/evil.example",
     "localhost:port",
     "omni.example.evil.example",
-    "",
+    ":8000",
 ]
 
 

@@ -316,12 +316,13 @@ class StageCore:
         self._is_stepping = False
         self._num_steps += 1
         effects: list[StageEffect] = []
-        for request in self._batch:
-            live = self._live.get(request)
-            if live is not None and live.state is State.RUNNING:
-                used, live.in_step = live.in_step, []
-                for edge, payload in used:
-                    effects += self._consumed(edge, payload)
+        if self._shape is EngineShape.STEP_FED:
+            for request in self._batch:
+                live = self._live.get(request)
+                if live is not None and live.state is State.RUNNING:
+                    used, live.in_step = live.in_step, []
+                    for edge, payload in used:
+                        effects += self._consumed(edge, payload)
         self._batch = ()
         return effects + self._start(now)
 
@@ -349,13 +350,17 @@ class StageCore:
             live.first_output_at = now
         effects: list[StageEffect] = []
         edges = live.out_ports.get(port, ())
+        is_blocked = False
         for edge in edges:
             try:
                 frames = edge.push(payload)
             except InputTooLarge as error:  # not the client's input: what the engine made of it
                 raise StageFailed(f"stage '{self.stage}' failed: {error.message}", stage=self.stage) from error
-            effects += _sent(edge, frames)
+            effects += [Send(edge.target, frame) for frame in frames]
+            is_blocked = is_blocked or edge.is_blocked
         live.bytes_out += len(edges) * size_of(payload)
+        if is_blocked == live.is_suspended:
+            return effects
         return effects + self._after_output(live, now)
 
     def _on_finished(self, live: StageRequest, finish: Finish, now: float) -> list[StageEffect]:
@@ -431,10 +436,11 @@ class StageCore:
             self._is_stepping = True
             self._stepping_since = now
             self._batch = batch
-            for request in batch:
-                live = self._live[request]
-                live.is_fed = False
-                live.in_step, live.untaken = live.untaken, []
+            if self._shape is EngineShape.STEP_FED:
+                for request in batch:
+                    live = self._live[request]
+                    live.is_fed = False
+                    live.in_step, live.untaken = live.untaken, []
             effects.append(Step(batch))
         return effects
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from contextlib import aclosing
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -161,13 +162,13 @@ class StepHost:
     def perform(self, effect: EngineEffect) -> None:
         """Carry out an effect of the core."""
         match effect:
+            case Step(requests=requests):
+                if self._period_s and not self._is_on_time:
+                    self._due_at = self._loop.time()
+                self._calls.append(partial(self._step, requests))
+                self._hand_over()
             case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
                 self._do_soon(lambda: self._feed(request, port, payloads, is_last=is_last))
-            case Step(requests=requests):
-                if not self._is_on_time:
-                    self._due_at = self._loop.time()
-                self._calls.append(lambda: self._step(requests))
-                self._hand_over()
             case Add(request=request, inputs=inputs):
                 wanted = self._listener.request(request)
                 self._do_soon(lambda: self._add(wanted, inputs))
@@ -185,7 +186,7 @@ class StepHost:
     def _hand_over(self) -> None:
         if self._calls:
             calls, self._calls = self._calls, []
-            self._thread.post(lambda: _call_all(calls))
+            self._thread.post(calls[0] if len(calls) == 1 else partial(_call_all, calls))
 
     async def close(self) -> None:
         """Leave nothing to be called after the engine's own `close`; the thread ends with its calls."""

@@ -175,7 +175,7 @@ class ClientCore:
 
     def consume(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
         """Say that a delivered payload was used; its sender gets the credit back."""
-        call = self._call(request)
+        call = self._calls.get(self._renamed.get(request, request))
         if call is None or call.route is None:
             return []
         for edge in call.in_edges.values():

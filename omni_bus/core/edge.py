@@ -30,6 +30,7 @@ class OutEdge:
         "_route",
         "edge",
         "kind",
+        "num_bytes",
         "num_sent",
         "target",
     )
@@ -42,6 +43,8 @@ class OutEdge:
         self.target = route.target(edge)
         """Who receives."""
         self.num_sent = 0
+        self.num_bytes = 0
+        """Size of what was to be sent."""
         self._request = route.request
         self._route = route
         self._params = params
@@ -74,6 +77,7 @@ class OutEdge:
     def push(self, payload: Payload) -> list[DataFrame]:
         """Send a payload, now or when credit allows; return the frames to send now."""
         size = charge(payload)
+        self.num_bytes += size
         if self._is_open and not self._pending and self._credit.spend(size):
             return [self._chunk(payload)]
         self._pending.append((payload, size))

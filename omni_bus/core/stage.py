@@ -289,6 +289,7 @@ class StageCore:
             live = self._live.get(event.request)
             if live is None or live.state is not State.RUNNING:
                 continue
+            live.moved_at = now
             try:
                 effects += self._on_event(live, event, now)
             except Exception as error:  # noqa: BLE001 (an engine may yield anything; it costs one request, not the next event)
@@ -296,7 +297,6 @@ class StageCore:
         return effects
 
     def _on_event(self, live: StageRequest, event: Event, now: float) -> list[StageEffect]:
-        live.moved_at = now
         match event:
             case Output(port=port, payload=payload):
                 return self._on_output(live, port, payload, now)
@@ -357,8 +357,8 @@ class StageCore:
             except InputTooLarge as error:  # not the client's input: what the engine made of it
                 raise StageFailed(f"stage '{self.stage}' failed: {error.message}", stage=self.stage) from error
             effects += [Send(edge.target, frame) for frame in frames]
-            is_blocked = is_blocked or edge.is_blocked
-        live.bytes_out += len(edges) * size_of(payload)
+            # A chunk by itself has gone out at once, as nearly all of them do.
+            is_blocked = is_blocked or ((len(frames) != 1 or type(frames[0]) is not Chunk) and edge.is_blocked)
         if is_blocked == live.is_suspended:
             return effects
         return effects + self._after_output(live, now)

@@ -34,6 +34,7 @@ class ByteStream:
     def __init__(self, request: web.Request, write_timeout_s: float, headers: Mapping[str, str]) -> None:
         self._request = request
         self._write_timeout_s = write_timeout_s
+        self._writer = request.writer
         self._transport: asyncio.Transport | None = None
         """The client's connection, once the head is on it."""
         self._is_chunked = False
@@ -86,7 +87,7 @@ class ByteStream:
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)  # RFC 9112, section 7.1
         transport.write(data)
-        self._request.writer.output_size += len(data)
+        self._writer.output_size += len(data)
         return True
 
     async def end(self) -> None:

@@ -52,6 +52,7 @@ class ChunkWriter:
         self._audio_id = f"audio-{answer_id}"
         self._audio_delta: AudioDelta = audio_delta
         self._have_role: set[int] = set()
+        self._is_plain = chat.logprobs is None and not chat.returns_token_ids
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
         """Of each choice what comes before and after the text in a chunk that has nothing else."""
 
@@ -67,7 +68,7 @@ class ChunkWriter:
 
     def text(self, index: int, text: str, tokens: Sequence[Token] = (), usage: dict[str, Any] | None = None) -> bytes:
         """A piece of text."""
-        if usage is None and not self._has_token_fields:
+        if usage is None and self._is_plain:
             before, after = self._around_text.get(index) or self._frame_text(index)
             return b"%b%b%b" % (before, msgspec.json.encode(text), after)
         extra: dict[str, Any] = {}
@@ -76,10 +77,6 @@ class ChunkWriter:
         if self._chat.returns_token_ids:
             extra["token_ids"] = [token.id for token in tokens]
         return self._chunk(index, "text", {"content": text}, _usage(usage), **extra)
-
-    @property
-    def _has_token_fields(self) -> bool:
-        return self._chat.logprobs is not None or self._chat.returns_token_ids
 
     def _frame_text(self, index: int) -> tuple[bytes, bytes]:
         """Encode what all chunks of a choice share, once."""

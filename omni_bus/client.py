@@ -247,10 +247,9 @@ class Request:
 
     def on_event(self, event: RequestEvent) -> None:
         """An output came."""
-        if self._take_now is not None and self._is_taken(event):
-            return
-        self._events.append(event)
-        self._has_event.set()
+        if self._take_now is None or not self._is_taken(self._take_now, event):
+            self._events.append(event)
+            self._has_event.set()
 
     def on_writable(self, port: str) -> None:
         """An input port has credit again."""
@@ -261,11 +260,10 @@ class Request:
         """It is over."""
         self._end(error)
 
-    def _is_taken(self, event: RequestEvent) -> bool:
-        """Whether the event needs no task; wakes the one in `each` otherwise."""
-        assert self._take_now is not None
+    def _is_taken(self, take_now: Callable[[RequestEvent], bool], event: RequestEvent) -> bool:
+        """Whether the event needs no task."""
         try:
-            if not self._take_now(event):
+            if not take_now(event):
                 self._take_now = None  # what comes before the task runs waits behind this event
                 return False
         except Exception as error:  # noqa: BLE001 (raised where the events are asked for)
@@ -273,7 +271,9 @@ class Request:
             self._has_event.set()
             return True
         if type(event) is Item:
-            self._client.perform(self._client.core.consume(self.id, event.port, event.payload))
+            effects = self._client.core.consume(self.id, event.port, event.payload)
+            if effects:  # credit goes back every few chunks
+                self._client.perform(effects)
         return True
 
     def _raise_error(self) -> None:
@@ -559,7 +559,7 @@ class BusClient:
     def _on_frame(self, sender: Sender, frame: AnyFrame, now: float) -> None:
         match frame:
             case Chunk() | Credit():
-                self.perform(self.core.on_frame(sender, frame, now))
+                self._driver.perform(self.core.on_frame(sender, frame, now), self._perform)
             case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
                 if isinstance(frame, Welcome) and not self._welcomed.done():
                     self._welcomed.set_result(None)

@@ -69,6 +69,8 @@ class EngineThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.post: Callable[[Callable[[], None]], None] = self._calls.put
+        """Runs a call after the ones before it; it handles its own errors."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -81,10 +83,6 @@ class EngineThread:
     def is_idle(self) -> bool:
         """No call waits behind the one that runs."""
         return self._calls.empty()
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Run `call` after the ones before it; it handles its own errors."""
-        self._calls.put(call)
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """Run `call` after the ones before it, and return or raise what it did."""

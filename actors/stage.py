@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -137,6 +138,8 @@ class StageActor:
         self._is_drained = False
         self._restless = ""
         """Why the engine could not sleep or wake when that was last tried."""
+        self._may_rest = False
+        """There is, or was a moment ago, an order to rest that is not carried out."""
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
@@ -191,11 +194,11 @@ class StageActor:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """The engine said something."""
-        self._perform(self._core.on_events(events, self._driver.now))
+        self._perform(self._core.on_events(events, monotonic()))
 
     def on_stepped(self) -> None:
         """The next step may begin."""
-        self._perform(self._core.on_stepped(self._driver.now))
+        self._perform(self._core.on_stepped(monotonic()))
 
     def on_aborted(self, request: RequestId) -> None:
         """The engine let go."""
@@ -218,6 +221,7 @@ class StageActor:
             case Ping(wants_metrics=True) if self._member.is_ready:
                 self._in_background(self._answer_measured(frame))
             case Rest():
+                self._may_rest = True
                 self._perform(self._resting.on_rest(frame))
             case Welcome():
                 self._perform(self._member.on_frame(frame, now))
@@ -290,8 +294,9 @@ class StageActor:
 
     def _perform(self, effects: Sequence[StageEffect | SetLevel]) -> None:
         self._driver.perform(effects, self._perform_engine)
-        if not self._resting.is_idle and self._core.is_empty:  # the last request may have left
+        if self._may_rest and self._core.is_empty:  # the last request may have left
             self._driver.perform(self._resting.go_on(), self._perform_engine)
+            self._may_rest = not self._resting.is_idle
 
     def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort | Stall | SetLevel) -> None:
         if isinstance(effect, SetLevel):

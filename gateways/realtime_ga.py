@@ -230,6 +230,8 @@ def ga_response(view: said.ResponseView) -> dict[str, Any]:
     """Return a response in OpenAI's GA shape; ``timings`` is ours."""
     response = cast("dict[str, Any]", msgspec.to_builtins(view))
     audio = response.pop("output_audio")
+    for name in ("epoch", "playback", "is_committed"):
+        del response[name]
     response["output"] = [without_nulls(item) for item in response["output"]]
     response["audio"] = {"output": audio}
     response["status_details"] = status_details(view)
@@ -259,8 +261,11 @@ def fields_of(event: said.AnyServerEvent) -> dict[str, Any]:
             frame[name] = without_nulls(frame[name])
     match event:
         case said.AudioDelta():
-            for name in ("format", "start_ms", "duration_ms", "at"):
+            for name in ("format", "start_ms", "duration_ms", "at", "text_chars"):
                 del frame[name]
+        case said.InputCleared() | said.OutputAudioCleared():
+            for name in ("reason", "epoch", "playback"):
+                frame.pop(name, None)
         case said.ItemTruncated():
             frame["audio_end_ms"] = round(event.audio_end_ms)
         case said.ErrorEvent():

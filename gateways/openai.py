@@ -143,6 +143,7 @@ class OpenAIGateway(HttpGateway):
         self._realtime = realtime.RealtimeRoute(
             self.client,
             self._models,
+            self._media,
             self.draining,
             self.retiring,
             realtime.RealtimeOptions(

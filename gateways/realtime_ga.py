@@ -16,7 +16,7 @@ from gateways.realtime_reading import (
     unknown_event,
     without_nulls,
 )
-from gateways.realtime_session import ga_session, session_patch
+from gateways.realtime_session import ga_modalities, ga_session, session_patch
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError
@@ -233,6 +233,7 @@ def ga_response(view: said.ResponseView) -> dict[str, Any]:
     for name in ("epoch", "playback", "is_committed"):
         del response[name]
     response["output"] = [without_nulls(item) for item in response["output"]]
+    response["output_modalities"] = ga_modalities(view.output_modalities)
     response["audio"] = {"output": audio}
     response["status_details"] = status_details(view)
     if response["timings"] is None:

@@ -82,9 +82,11 @@ def unknown_event(name: str, known: Collection[str]) -> SessionError:
     )
 
 
-def refusal(error: SessionError, event_id: str | None) -> Refuse:
+def refusal(error: SessionError, event_id: str | None, *, is_append: bool = False) -> Refuse:
     """Return what tells a session of something that could not be read."""
-    return Refuse(code=error.code.name, message=error.message, param=error.param, event_id=event_id)
+    return Refuse(
+        code=error.code.name, message=error.message, param=error.param, event_id=event_id, is_append=is_append
+    )
 
 
 def read_as(fields: Mapping[str, Any], kind: type[KindT], *names: str, **values: Any) -> KindT:

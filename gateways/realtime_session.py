@@ -61,6 +61,9 @@ _NESTED = {
 }
 """Flat fields of the beta shape, and where GA has them below ``audio``."""
 
+FLAT = frozenset({*_RENAMED, *_NESTED})
+"""Fields of the beta shape that GA has not."""
+
 
 def session_patch(session: dict[str, Any]) -> dict[str, Any]:
     """Return a client's session object, GA or beta, as a patch in the shape of `SessionConfig`.
@@ -135,6 +138,7 @@ def ga_session(view: SessionView) -> dict[str, Any]:
     }
     if config["type"] == "transcription":
         return session | {"audio": {"input": config["audio"]["input"]}, "include": config["include"]}
+    config["output_modalities"] = ga_modalities(view.config.output_modalities)
     names = ("model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens")
     session |= {name: config[name] for name in (*names, "truncation", "tracing", "prompt", "include")}
     for name in ("parallel_tool_calls", "reasoning", "temperature"):
@@ -168,6 +172,11 @@ def beta_session(view: SessionView) -> dict[str, Any]:
         "max_response_output_tokens": config["max_output_tokens"],
         "tracing": config["tracing"],
     }
+
+
+def ga_modalities(modalities: tuple[str, ...]) -> list[str]:
+    """Return modalities as the GA dialect has them, where sound has its text without saying so."""
+    return ["audio"] if "audio" in modalities else ["text"]
 
 
 def beta_modalities(modalities: tuple[str, ...]) -> list[str]:

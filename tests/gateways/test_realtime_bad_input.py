@@ -155,7 +155,7 @@ async def test_a_duplex_session_takes_nothing_after_its_end() -> None:
             ({"type": APPEND, "audio": "AAAA", "format": "mp3"}, "unsupported_audio_format"),
             ({"type": APPEND, "audio": "AAAA", "is_speech": "yes"}, "bad_event"),
             ({"type": APPEND, "audio": "AAAA", "overlap_action": "shout"}, "bad_event"),
-            ({"type": APPEND, "audio": "AAAA", "video_frames": ["AAAA"]}, "invalid_input_modality"),
+            ({"type": APPEND, "audio": "AAAA", "video_frames": ["AAAA"]}, "invalid_video_frames"),
             ({"type": "playback.ack", "played_ms": True}, "bad_event"),
             ({"type": "playback.ack", "played_ms": 5, "item_id": "item_x"}, "playback_item_not_found"),
             ({"type": "session.event_ack", "server_event_seq": 999}, "invalid_event_ack"),

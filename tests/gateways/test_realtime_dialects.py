@@ -445,7 +445,12 @@ def test_a_model_that_answers_by_itself_answers_at_a_commit() -> None:
         ({"turn_detection": None, "overlap_policy": "barge_in_on_speech"}, Code.UNSUPPORTED_TURN_DETECTION),
         ({"overlap_policy": "barge_in_on_speech"}, Code.UNSUPPORTED_TURN_DETECTION),
         ({"input_audio_format": "mp3"}, Code.UNSUPPORTED_FORMAT),
-        ({"ref_audio": "data:audio/wav;base64,"}, Code.UNSUPPORTED),
+        ({"ref_audio": "data:audio/wav;base64,"}, Code.REF_AUDIO_IS_FIXED),
+        ({"initial_user_text": "Hello"}, Code.INVALID_VALUE),
+        ({"idle_timeout_s": 0, "initial_user_text": 5}, Code.INVALID_VALUE),
+        ({"extra_body": {"_secret": 1}}, Code.UNKNOWN_PARAMETER),
+        ({"extra_body": {"audio_event_names": "beta"}}, Code.INVALID_VALUE),
+        ({"note": "x" * 20_000}, Code.EVENT_TOO_LARGE),
     ],
 )
 def test_duplex_sessions_that_are_refused(session: dict[str, Any], code: Code) -> None:

@@ -152,7 +152,7 @@ class Conversation:
             self._sizes[name] = size_of(item)
 
 
-def has_sound(item: Item) -> bool:
+def has_sound(item: object) -> bool:
     """Whether an item holds samples."""
     return isinstance(item, Message) and any(isinstance(part, InputAudio) and part.audio for part in item.content)
 

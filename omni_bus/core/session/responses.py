@@ -223,7 +223,7 @@ class Responses:
         last.stop(now)
         self.ledger.apply(last)
         if is_told:
-            self._tell_cleared(last)
+            self._tell_cleared(last, cause)
         return True
 
     def clear_output(self, response_id: str | None) -> None:
@@ -242,7 +242,7 @@ class Responses:
             raise SessionError(Code.RESPONSE_NOT_ACTIVE, message, param="response_id")
         if cursor is None:
             return
-        self._tell_cleared(cursor)
+        self._tell_cleared(cursor, "output_audio_buffer_clear")
         if running is not None:
             self._cut(running, "client_cancelled", "output_audio_buffer_clear")
         else:
@@ -255,11 +255,12 @@ class Responses:
         for running in self._all():
             self._cut(running, "client_cancelled", cause)
 
-    def _tell_cleared(self, cursor: Cursor) -> None:
-        cleared = said.OutputAudioCleared(
-            response_id=cursor.response_id, epoch=self._shared.epoch, playback=cursor.view
+    def _tell_cleared(self, cursor: Cursor, reason: str) -> None:
+        self._shared.outlet.emit(
+            said.OutputAudioCleared(
+                response_id=cursor.response_id, reason=reason, epoch=self._shared.epoch, playback=cursor.view
+            )
         )
-        self._shared.outlet.emit(cleared)
 
     # --- inside: creating -------------------------------------------------------------------------------------
 

@@ -377,6 +377,7 @@ class OutputAudioCleared(ServerEvent, frozen=True, kw_only=True, tag="output_aud
     """Players drop what they have of a response."""
 
     response_id: str
+    reason: str = "output_audio_buffer_clear"
     epoch: int = 0
     playback: Playback = Playback()
 

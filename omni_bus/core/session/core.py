@@ -448,7 +448,8 @@ class SessionCore:
         }
         if name in states:
             self._shared.signalled = states[name]
-        event = said.TurnEvent(session_id=self.id, event=name, turn_state=self._turn_state(), epoch=self._shared.epoch)
+        state = states.get(name) or self._turn_state()
+        event = said.TurnEvent(session_id=self.id, event=name, turn_state=state, epoch=self._shared.epoch)
         self._outlet.emit(event)
 
     def _transcribed(self, item_id: str) -> None:

@@ -159,6 +159,8 @@ class _Attachment:
         """Responses that are being given."""
         self._paused = asyncio.Event()
         self._paused.set()
+        self._patience: asyncio.Timeout | None = None
+        """Until the client's next frame."""
         self._reason = ""
 
     def _wants_duplex(self, path: str) -> bool:
@@ -294,20 +296,23 @@ class _Attachment:
     async def _read(self, call: Request) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._idle_timeout_s):
+                async with asyncio.timeout_at(self._idle_at()) as self._patience:
                     received = await self._socket.receive()
             except TimeoutError:
                 self._reason = "idle_timeout"
                 return
+            finally:
+                self._patience = None
             if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
             for event in await self._understood(received):
                 await call.send(EVENTS, payload_of(event))
 
-    @property
-    def _idle_timeout_s(self) -> float | None:
-        """A client that says nothing for so long counts as gone; its session waits for it."""
-        return self._dialect.idle_timeout_s if isinstance(self._dialect, DuplexDialect) else None
+    def _idle_at(self) -> float | None:
+        """Return when a client that says nothing from now on counts as gone; its session waits for it."""
+        if not isinstance(self._dialect, DuplexDialect):
+            return None
+        return asyncio.get_running_loop().time() + self._dialect.idle_timeout_s
 
     async def _understood(self, received: WSMessage) -> Events:
         """Return what a frame says; what can't be read is for the session to refuse, in its turn."""
@@ -356,6 +361,9 @@ class _Attachment:
 
     def _note(self, event: said.AnyServerEvent) -> None:
         match event:
+            case said.SessionCreated() | said.SessionUpdated() | said.SessionResumed():
+                if self._patience is not None and not self._patience.expired():
+                    self._patience.reschedule(self._idle_at())
             case said.ResponseCreated():
                 self._active.add(event.response.id)
                 self._paused.clear()

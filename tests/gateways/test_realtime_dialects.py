@@ -27,10 +27,13 @@ from omni_bus.core.session.config import (
     NamedTool,
     NoiseReduction,
     Pcm,
+    RetentionRatio,
     SemanticVad,
     ServerVad,
     SessionConfig,
+    TokenLimits,
     Tool,
+    Tracing,
     Transcription,
     merged,
 )
@@ -94,7 +97,8 @@ CONFIG = SessionConfig(
     tool_choice=NamedTool(type="function", name="f"),
     max_output_tokens=100,
     temperature=0.8,
-    truncation={"type": "retention_ratio", "retention_ratio": 0.5},
+    truncation=RetentionRatio(retention_ratio=0.5, token_limits=TokenLimits(post_instructions=1000)),
+    tracing=Tracing(workflow_name="x"),
     duplex=Duplex(),
 )
 WHERE: dict[str, Any] = {"response_id": "resp_1", "item_id": "item_resp_1", "output_index": 0}

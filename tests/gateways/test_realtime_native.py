@@ -210,7 +210,9 @@ async def test_a_native_conversation() -> None:
         await client.say("close", reason="enough")
         assert await client.end() == (1000, "enough")
         assert client.frames[-1] == {
-            **{"type": "session.closed", "session_id": created["session"]["id"], "reason": "enough"},
+            "type": "session.closed",
+            "session_id": created["session"]["id"],
+            "reason": "enough",
         }
 
 

@@ -1,4 +1,4 @@
-"""Pictures in live conversations: items and frames of video, given to models that see and refused for those that don't."""
+"""Pictures in live conversations: items and frames of video, for models that see, and refused by others."""
 
 from __future__ import annotations
 

@@ -413,6 +413,7 @@ def prompt_of(wanted: Generate) -> Prompt:
         tools=[Tool(function=FunctionTool(**tool)) for tool in options.tools],
         tool_choice=options.tool_choice,
         parallel_tool_calls=options.parallel_tool_calls,
+        reasoning_effort=options.reasoning_effort,
     )
 
 

@@ -45,15 +45,31 @@ def check_config(config: SessionConfig, capabilities: Capabilities) -> None:
     if config.type == "transcription" and not capabilities.supports_transcription:
         message = "session.type: 'transcription' came, and nothing here writes speech down"
         raise SessionError(Code.INVALID_VALUE, message, param="session.type")
-    for name in ("prompt", "include"):
-        if getattr(config, name):
-            what = {"prompt": "no prompts are stored here", "include": "no recogniser here tells log probabilities"}
-            raise SessionError(Code.INVALID_VALUE, f"session.{name}: {what[name]}", param=f"session.{name}")
+    check_prompt(config.prompt, "session")
+    if config.include:
+        param = "session.include"
+        raise SessionError(Code.INVALID_VALUE, f"{param}: no recogniser here tells what it asks for", param=param)
     if config.tools and not capabilities.supports_tools:
         raise SessionError(Code.INVALID_VALUE, "session.tools: this model calls none", param="session.tools")
     if config.audio.input.transcription is not None and not capabilities.supports_transcription:
         param = "session.audio.input.transcription"
         raise SessionError(Code.INVALID_VALUE, f"{param}: nothing here writes speech down", param=param)
+    for name in ("delay", "keywords", "languages"):
+        if getattr(config.audio.input.transcription, name, None):
+            param = f"session.audio.input.transcription.{name}"
+            raise SessionError(Code.INVALID_VALUE, f"{param}: no recogniser here takes it", param=param)
+
+
+def check_prompt(prompt: dict[str, Any] | None, at: str) -> None:
+    """Refuse a stored prompt.
+
+    Raises:
+        SessionError: there are none.
+    """
+    if prompt is not None:
+        param = f"{at}.prompt"
+        message = f"{param}: no prompts are stored here (allowed: null; instructions say the same)"
+        raise SessionError(Code.INVALID_VALUE, message, param=param)
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:

@@ -183,6 +183,12 @@ class TokenLimits(Struct, frozen=True, forbid_unknown_fields=True):
     post_instructions: Annotated[int, Meta(ge=1)] | None = None
 
 
+class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a model that thinks may do so."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
 class Tracing(Struct, frozen=True, forbid_unknown_fields=True):
     """How a client's own traces name the session; accepted and shown, no trace is sent anywhere."""
 
@@ -202,7 +208,7 @@ class SessionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     max_output_tokens: MaxTokens = "inf"
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from omni_bus.core.session import server_events as said
-from omni_bus.core.session.checks import check_item, check_metadata, check_modalities
+from omni_bus.core.session.checks import check_item, check_metadata, check_modalities, check_prompt
 from omni_bus.core.session.client_events import ResponseOptions
 from omni_bus.core.session.codes import SERVER, Code, SessionError
 from omni_bus.core.session.config import NamedTool, Tool
@@ -272,6 +272,7 @@ class Responses:
         if options.tools and not shared.capabilities.supports_tools:
             raise SessionError(Code.INVALID_VALUE, "response.tools: this model calls none", param="response.tools")
         check_metadata(options.metadata)
+        check_prompt(options.prompt, "response")
         allowed = shared.limits.max_out_of_band
         if options.conversation == "none":
             if len(self._beside) >= allowed:
@@ -363,6 +364,7 @@ class Responses:
                 tools=tuple(_function(tool) for tool in tools),
                 tool_choice=_choice(choice) if tools else "none",
                 parallel_tool_calls=config.parallel_tool_calls is not False,
+                reasoning_effort=None if config.reasoning is None else config.reasoning.effort,
                 max_output_tokens=None if frame.max_output_tokens == "inf" else frame.max_output_tokens,
                 temperature=config.temperature if options.temperature is None else options.temperature,
                 voice=frame.voice,

@@ -25,7 +25,7 @@ from gateways.realtime_duplex_reading import NATIVE_OPENINGS
 from gateways.realtime_ga import GaDialect
 from gateways.realtime_native import NativeDialect
 from gateways.realtime_pictures import check_pictures
-from gateways.realtime_reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal
+from gateways.realtime_reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal, with_plain_numbers
 from gateways.realtime_turn import TurnAudioEvents, TurnDialect, is_turn
 from omni_bus.client import Item
 from omni_bus.core.session import client_events as asked
@@ -233,7 +233,7 @@ class _Attachment:
             raise SessionError(Code.CONFIG_TIMEOUT, message) from None
         if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return None
-        return await read_frame(_text(received))
+        return with_plain_numbers(await read_frame(_text(received)))
 
     def _opening(self, pipeline: Pipeline, first: Mapping[str, Any]) -> Events:
         """Return the session's first events.
@@ -320,6 +320,7 @@ class _Attachment:
         try:
             fields = await read_frame(_text(received))
             event_id, is_append = event_id_of(fields), fields.get("type") == "input_audio_buffer.append"
+            fields = with_plain_numbers(fields)
             self._latch(fields)
             events = self._dialect.read(fields)
             await check_pictures(events, self._route.media)

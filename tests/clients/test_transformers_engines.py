@@ -118,8 +118,10 @@ async def test_a_live_conversation_is_about_the_picture(client: openai.AsyncOpen
             await live.response.create(response={"conversation": "none", "input": [item]})
             while (event := await live.recv()).type != "response.done":
                 assert event.type != "error", event
-            (answer,) = event.response.output or ()
-            assert answer.content[0].text == f"a {name} circle"  # type: ignore[union-attr] (it is a message)
+            (answer,) = event.response.output or [None]
+            assert answer is not None
+            assert answer.type == "message"
+            assert [part.text for part in answer.content] == [f"a {name} circle"]
 
 
 def dot(one: list[float], other: list[float]) -> float:

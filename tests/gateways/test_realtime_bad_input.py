@@ -43,6 +43,11 @@ CASES: list[tuple[str | bytes | dict[str, Any], str, str | None]] = [
     ({"type": UPDATE}, "missing_required_parameter", "session"),
     ({"type": UPDATE, "session": []}, "invalid_value", "session"),
     (update(nonsense=1), "unknown_parameter", "session.nonsense"),
+    (
+        update(tools=[{"type": "function", "name": "f", "parameters": {"maximum": 10**30}}]),
+        "invalid_value",
+        "session.tools[0].parameters.maximum",
+    ),
     (update(model="another"), "cannot_update_model", "session.model"),
     (update(type="transcription"), "invalid_value", "session.type"),
     (update(output_modalities=["smell"]), "invalid_value", "session.output_modalities[0]"),

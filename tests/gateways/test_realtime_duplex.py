@@ -13,6 +13,7 @@ import pytest
 
 from actors.sessions import Sessions
 from gateways.realtime_duplex import DuplexDialect
+from gateways.realtime_reading import read_frame, with_plain_numbers
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code
@@ -261,6 +262,24 @@ def test_what_nobody_knows_is_shown_again_and_what_is_shown_is_ignored() -> None
 )
 def test_commits_that_ask_for_an_answer(fields: dict[str, Any], is_wanted: bool) -> None:  # noqa: FBT001 (a case)
     assert duplex().read(fields) == [asked.AudioCommit(create_response=is_wanted)]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5.0", 5),
+        ("5", 5),
+        ("5.5", 5.5),
+        ("-0.0", 0),
+        ("1e300", 1e300),
+        ('{"a": [2.0, true, "3.0"]}', {"a": [2, True, "3.0"]}),
+    ],
+)
+async def test_whole_numbers_may_be_written_as_fractions(text: str, number: Any) -> None:
+    """``played_ms: 1000.0`` is what a client in Python sends; true and false are no numbers."""
+    found = with_plain_numbers(await read_frame(f'{{"value": {text}}}'))["value"]
+
+    assert (found, type(found)) == (number, type(number))
 
 
 def test_options_of_a_response() -> None:

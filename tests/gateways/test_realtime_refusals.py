@@ -89,6 +89,10 @@ BAD: list[tuple[str | bytes | dict[str, Any], dict[str, str]]] = [
         {"ga": "invalid_value", "turn": "invalid_event", "duplex": "unsupported_audio_format"},
     ),
     (
+        {"type": "session.update", "session": {"seat": 10**30}},
+        {"ga": "invalid_value", "turn": "invalid_value", "duplex": "bad_event"},
+    ),
+    (
         {"type": "conversation.item.truncate", "item_id": "nowhere", "audio_end_ms": 1},
         {"ga": "item_not_found", "turn": "unknown_event", "duplex": "item_not_found"},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateways.realtime_reading import MAX_EVENT_BYTES
+from gateways.realtime.reading import MAX_EVENT_BYTES
 from tests.gateways.conversation import LOUD, check_ga, connected, deployed
 
 APPEND, UPDATE, ITEM = "input_audio_buffer.append", "session.update", "conversation.item.create"

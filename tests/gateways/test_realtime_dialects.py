@@ -11,10 +11,10 @@ from openai.types.beta.realtime import RealtimeServerEvent as BetaServerEvent
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from gateways.realtime_beta import BetaDialect
-from gateways.realtime_duplex import DuplexDialect
-from gateways.realtime_ga import DUPLEX_ONLY, GaDialect
-from gateways.realtime_turn import TurnDialect
+from gateways.realtime.beta import BetaDialect
+from gateways.realtime.duplex import DuplexDialect
+from gateways.realtime.ga import DUPLEX_ONLY, GaDialect
+from gateways.realtime.turn import TurnDialect
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError

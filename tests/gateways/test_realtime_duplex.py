@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from actors.sessions import Sessions
-from gateways.realtime_duplex import DuplexDialect
-from gateways.realtime_reading import read_frame, with_plain_numbers
+from gateways.realtime.duplex import DuplexDialect
+from gateways.realtime.reading import read_frame, with_plain_numbers
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code

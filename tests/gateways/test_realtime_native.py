@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateways.realtime_native import UNTOLD, NativeDialect
+from gateways.realtime.native import UNTOLD, NativeDialect
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.config import ALaw, Duplex, Pcm, SessionConfig, merged

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from gateways.realtime_reading import MAX_EVENT_BYTES
+from gateways.realtime.reading import MAX_EVENT_BYTES
 from tests.gateways.conversation import LOUD, Client, connected, deployed
 
 if TYPE_CHECKING:

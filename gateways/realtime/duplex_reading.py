@@ -6,17 +6,17 @@ import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from gateways.fields import shown
-from gateways.realtime_duplex_session import DuplexSession
-from gateways.realtime_ga import GaDialect
-from gateways.realtime_reading import base64_bytes, read_as, sound, table, type_of, unknown_event
-from gateways.realtime_session import format_of
+from gateways.realtime.duplex_session import DuplexSession
+from gateways.realtime.ga import GaDialect
+from gateways.realtime.reading import base64_bytes, read_as, sound, table, type_of, unknown_event
+from gateways.realtime.session import format_of
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session.codes import Code, SessionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 NATIVE_OPENINGS = ("session.create", "open_session", "session.config")
 """First events of clients that speak the native lifecycle."""

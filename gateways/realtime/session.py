@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from gateways.fields import shown
-from gateways.realtime_reading import table
+from gateways.realtime.reading import table
 from omni_bus.core.session.codes import Code, SessionError
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from gateways import websockets
 from gateways.http import Terms, terms_of
 from gateways.openai_models import EVENTS, can_converse, find_model
 from gateways.problems import Problem, scrub, to_problem
-from gateways.realtime_beta import BetaDialect
-from gateways.realtime_duplex import DuplexDialect
-from gateways.realtime_duplex_reading import NATIVE_OPENINGS
-from gateways.realtime_ga import GaDialect
-from gateways.realtime_native import NativeDialect
-from gateways.realtime_pictures import check_pictures
-from gateways.realtime_reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal, with_plain_numbers
-from gateways.realtime_turn import TurnAudioEvents, TurnDialect, is_turn
+from gateways.realtime.beta import BetaDialect
+from gateways.realtime.duplex import DuplexDialect
+from gateways.realtime.duplex_reading import NATIVE_OPENINGS
+from gateways.realtime.ga import GaDialect
+from gateways.realtime.native import NativeDialect
+from gateways.realtime.pictures import check_pictures
+from gateways.realtime.reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal, with_plain_numbers
+from gateways.realtime.turn import TurnAudioEvents, TurnDialect, is_turn
 from omni_bus.client import Item
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aiohttp import WSMessage, web
 
     from gateways.media import MediaReader
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
     from omni_bus.client import BusClient, Request
     from omni_bus.core.pipeline import Pipeline
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from gateways.realtime_beta import BETA_DELTAS
-from gateways.realtime_capabilities import shown_capabilities
-from gateways.realtime_duplex_reading import NATIVE_OPENINGS, DuplexReader, session_of
-from gateways.realtime_ga import fields_of, ga_response
-from gateways.realtime_reading import event_id_of, refusal, type_of
-from gateways.realtime_session import beta_format, beta_session, ga_session
+from gateways.realtime.beta import BETA_DELTAS
+from gateways.realtime.capabilities import shown_capabilities
+from gateways.realtime.duplex_reading import NATIVE_OPENINGS, DuplexReader, session_of
+from gateways.realtime.ga import fields_of, ga_response
+from gateways.realtime.reading import event_id_of, refusal, type_of
+from gateways.realtime.session import beta_format, beta_session, ga_session
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import SessionError
@@ -28,7 +28,7 @@ from omni_bus.media.encoder import wav_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
     from omni_bus.core.session.codes import ErrorDetail
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gateways.media import MediaReader
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 
 async def check_pictures(events: Events, media: MediaReader) -> None:

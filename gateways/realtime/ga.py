@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from gateways.fields import shown
-from gateways.realtime_reading import (
+from gateways.realtime.reading import (
     read_as,
     refuse_keys,
     sound,
@@ -16,7 +16,7 @@ from gateways.realtime_reading import (
     unknown_event,
     without_nulls,
 )
-from gateways.realtime_session import ga_modalities, ga_session, session_patch
+from gateways.realtime.session import ga_modalities, ga_session, session_patch
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError
@@ -25,7 +25,7 @@ from omni_bus.core.session.config import converted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 DUPLEX_ONLY = (
     said.Speak,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from gateways.realtime_duplex import DuplexDialect, acknowledged, committed, judged
-from gateways.realtime_ga import fields_of, status_details
+from gateways.realtime.duplex import DuplexDialect, acknowledged, committed, judged
+from gateways.realtime.ga import fields_of, status_details
 from omni_bus.core.session import server_events as said
 
 if TYPE_CHECKING:
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 UNTOLD = (
     said.SessionResumed,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from gateways.fields import shown
-from gateways.realtime_reading import table
-from gateways.realtime_session import FLAT, READ_ONLY, format_of, session_patch
+from gateways.realtime.reading import table
+from gateways.realtime.session import FLAT, READ_ONLY, format_of, session_patch
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.config import Duplex, SessionConfig
 

@@ -12,7 +12,7 @@ from omni_bus.core.session import server_events as said
 from omni_bus.core.session.checks import check_config, check_item
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.config import SessionConfig, merged
-from omni_bus.core.session.conversation import size_of, without_sound
+from omni_bus.core.session.conversation import image_urls, size_of, without_media
 from omni_bus.core.session.effects import Effect, Ended, SetTimer
 from omni_bus.core.session.journal import JournalConflict
 from omni_bus.core.session.limits import Limits
@@ -180,6 +180,7 @@ class SessionCore:
             case asked.EventAck():
                 self._acknowledge(event.server_event_seq)
             case asked.Refuse():
+                self._listening.lose(is_append=event.is_append)
                 raise SessionError(event.as_code, event.message, param=event.param)
             case asked.SessionOpen():
                 raise SessionError(Code.SESSION_EXISTS, "this attachment has its session")
@@ -384,6 +385,7 @@ class SessionCore:
             epoch=self._shared.epoch,
             turn_id=self._shared.turn_id,
             active_response_id=None if active is None else active.id,
+            active_response_turn_id=None if active is None else active.cursor.commit_number,
             playback=self._responses.ledger.playback,
         )
 
@@ -407,6 +409,9 @@ class SessionCore:
         if config.type != former.type:
             message = f"session.type: {config.type!r} came (allowed: {former.type!r}, it can't change)"
             raise SessionError(Code.INVALID_SESSION, message, param="session.type")
+        if former.tracing is not None and config.tracing != former.tracing:
+            message = "session.tracing: it is on and can't change"
+            raise SessionError(Code.INVALID_SESSION, message, param="session.tracing")
         if shared.has_sounded and config.audio.output.voice != former.audio.output.voice:
             param = "session.audio.output.voice"
             raise SessionError(Code.VOICE_IS_FIXED, f"{param}: it was heard and can't change", param=param)
@@ -430,12 +435,24 @@ class SessionCore:
             message = f"item: {size_of(item)} bytes came (allowed: {shared.limits.max_item_bytes})"
             raise SessionError(Code.EVENT_TOO_LARGE, message, param="item")
         shared.conversation.check_new(item, event.previous_item_id)
+        if shared.is_duplex:
+            self._check_images(image_urls(item))
         item = replace(item, id=item.id or shared.ids.new("item"), status="completed")
         previous_id = shared.conversation.insert(item, event.previous_item_id)
-        shown = without_sound(item)
+        shown = without_media(item)
         self._outlet.emit(said.ItemAdded(item=shown, previous_item_id=previous_id))
         self._outlet.emit(said.ItemDone(item=shown, previous_item_id=previous_id))
         self._transcripts.begin(item)
+
+    def _check_images(self, urls: list[str]) -> None:
+        limits, (num_images, num_bytes) = self._shared.limits, self._shared.conversation.images
+        num_images, num_bytes = num_images + len(urls), num_bytes + sum(len(url) for url in urls)
+        if urls and (num_images > limits.max_images or num_bytes > limits.max_image_bytes):
+            message = (
+                f"item.content: {num_images} pictures of {num_bytes} characters would be in the conversation "
+                f"(allowed: {limits.max_images} of {limits.max_image_bytes}); delete some"
+            )
+            raise SessionError(Code.INPUT_BACKPRESSURE, message, param="item.content")
 
     def _delete_item(self, item_id: str) -> None:
         self._shared.conversation.delete(item_id)
@@ -448,14 +465,14 @@ class SessionCore:
         """Forget what was said and what is being answered."""
         self._responses.interrupt("barge_in", is_told=True)
         self._shared.epoch += 1
-        self._listening.clear()
+        self._listening.clear("input_cancel")
 
     def _barge_in(self) -> None:
         if not self._shared.capabilities.supports_barge_in:
             raise SessionError(Code.BARGE_IN_UNSUPPORTED, "barge_in: this model can't be interrupted")
         if not self._responses.interrupt("barge_in", is_told=True):
             raise SessionError(Code.RESPONSE_NOT_ACTIVE, "barge_in: nothing is being said")
-        self._listening.clear()
+        self._listening.clear("barge_in")
 
     def _signal(self, name: str) -> None:
         states: dict[str, said.TurnState] = {
@@ -466,7 +483,8 @@ class SessionCore:
         }
         if name in states:
             self._shared.signalled = states[name]
-        event = said.TurnEvent(session_id=self.id, event=name, turn_state=self._turn_state(), epoch=self._shared.epoch)
+        state = states.get(name) or self._turn_state()
+        event = said.TurnEvent(session_id=self.id, event=name, turn_state=state, epoch=self._shared.epoch)
         self._outlet.emit(event)
 
     def _transcribed(self, item_id: str) -> None:

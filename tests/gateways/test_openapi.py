@@ -19,7 +19,6 @@ from actors.testing import Running, running
 from gateways import speech_stream
 from gateways.http import OPEN
 from gateways.openai import operations
-from gateways.realtime.route import DUPLEX_PATH, PATH
 from gateways.openai_answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -32,6 +31,7 @@ from gateways.openai_answers import (
     Version,
 )
 from gateways.openapi import Answer, Error, Operation, document
+from gateways.realtime.route import DUPLEX_PATH, PATH
 from loads.fuzz import schemathesis
 
 SPOKEN = """

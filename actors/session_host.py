@@ -174,6 +174,10 @@ class SessionHost:
         if self._detector is not None:
             await self._detector.has_room.wait()
 
+    def drain(self, *, is_drained: bool) -> None:
+        """The process is to end, or not any more."""
+        self.perform(self.core.on_drained(self.now, is_drained=is_drained))
+
     async def close(self) -> None:
         """The process ends."""
         self.perform(self.core.on_shutdown(self.now))

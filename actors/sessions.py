@@ -90,6 +90,7 @@ class Sessions(StreamingEngine):
         self._connecting: asyncio.Task[BusClient] | None = None
         self._sessions: dict[str, SessionHost] = {}
         self._num_attachments = 0
+        self._is_drained = False
 
     @classmethod
     def num_slots(cls, options: SessionsOptions) -> int:
@@ -151,6 +152,12 @@ class Sessions(StreamingEngine):
             hearing.cancel()
             await asyncio.wait([hearing])
         yield Finish()
+
+    def on_drained(self, *, is_drained: bool) -> None:
+        """Have sessions end in their next pause; their clients open new ones, on another replica."""
+        self._is_drained = is_drained
+        for host in list(self._sessions.values()):
+            host.drain(is_drained=is_drained)
 
     async def aclose(self) -> None:
         """End every session and leave the bus."""
@@ -222,6 +229,8 @@ class Sessions(StreamingEngine):
         )
         self._sessions[event.session_id] = host
         host.open(attachment)
+        if self._is_drained:  # it was on its way here
+            host.drain(is_drained=True)
         return host
 
     def _forget(self, host: SessionHost) -> None:

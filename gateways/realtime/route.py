@@ -268,7 +268,9 @@ class _Attachment:
                 await self._close(WSCloseCode.GOING_AWAY, STOPPING)
             raise
         else:
-            await self._close(WSCloseCode.OK, self._reason)
+            # A duplex client reads why from `session.closed`, and its protocol has one code for every end.
+            is_leaving = self._reason == "shutdown" and not self._is_duplex
+            await self._close(WSCloseCode.GOING_AWAY if is_leaving else WSCloseCode.OK, self._reason)
 
     async def _carry(self, call: Request) -> None:
         """Carry events both ways until the client leaves, the session lets it go, or the server stops."""

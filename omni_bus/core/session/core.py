@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -23,6 +24,15 @@ from omni_bus.core.session.transcripts import Transcripts, untranscribed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+SETTLE_S = 2.0
+"""Whoever has just said or heard something may go on for so long before a pause is one: by then a client has played
+what it has, and has sent what belongs to what it sent."""
+
+DRAINED = "this conversation's process is taken out of service; please open another session"
+
+_ACTS = (asked.AudioCommit, asked.ItemCreate, asked.ResponseCreate, asked.TurnSignal)
+"""What a client sends that may have a sequel."""
 
 Expiry = Literal["disconnect_grace_expired", "idle_ttl_expired", "max_duration"]
 
@@ -71,6 +81,9 @@ class SessionCore:
         self._detached_at: float | None = None
         self._alive_at = 0.0
         self._timer: float | None = None
+        self._is_drained = False
+        self._acted_at = -math.inf
+        """When somebody's turn went on or ended."""
 
     @property
     def config(self) -> SessionConfig:
@@ -143,6 +156,8 @@ class SessionCore:
         if attachment != self._outlet.attachment or self.is_over:
             return []
         self._alive_at = now
+        if isinstance(event, _ACTS) or (isinstance(event, asked.AudioAppend) and not self._listening.has_detector):
+            self._acted_at = now
         self._outlet.confirm()
         return self._guarded(lambda: self._on_client(event), event.event_id)
 
@@ -263,6 +278,7 @@ class SessionCore:
 
     def on_generated(self, response_id: str, finish: str, usage: said.ResponseUsage | None, now: float) -> list[Effect]:
         """An answer is complete; `finish` is ``stop``, ``length``, ``tool_calls`` or ``content_filter``."""
+        self._acted_at = now
         return self._heard(now, lambda: self._responses.on_generated(response_id, finish, usage))
 
     def on_failed(self, response_id: str, code: str, message: str, now: float) -> list[Effect]:
@@ -280,6 +296,15 @@ class SessionCore:
             self._expire(expiry)
             return self._taken()
         return self._guarded(self._listening.on_timer, None)
+
+    def on_drained(self, now: float, *, is_drained: bool) -> list[Effect]:
+        """The process gets nothing new and is to end: so does the session in its first pause, unless this is undone.
+
+        One whose client is away is left as it is; it keeps nobody waiting.
+        """
+        self._outlet.now = now
+        self._is_drained = is_drained
+        return [] if self.is_over else self._taken()
 
     def on_shutdown(self, now: float) -> list[Effect]:
         """The process ends."""
@@ -307,6 +332,10 @@ class SessionCore:
 
     def _taken(self) -> list[Effect]:
         """Return what is to be done, with the timer where it has to come earlier."""
+        pauses_at = self._pauses_at()
+        if pauses_at is not None and pauses_at <= self._outlet.now:
+            self._outlet.emit(said.ErrorEvent(error=SessionError(Code.STOPPING, DRAINED).detail(None)))
+            self._close("shutdown")
         at = self._next_time()
         # One that comes too early finds nothing to do and sets the next.
         if at is not None and (self._timer is None or at < self._timer) and not self.is_over:
@@ -328,9 +357,15 @@ class SessionCore:
         return found
 
     def _next_time(self) -> float | None:
-        times = list(self._deadlines().values())
-        listening = self._listening.next_time
-        return min(times if listening is None else [*times, listening], default=None)
+        others = (self._listening.next_time, self._pauses_at())
+        return min([*self._deadlines().values(), *(at for at in others if at is not None)], default=None)
+
+    def _pauses_at(self) -> float | None:
+        """Return from when on a drained session may end; None while somebody speaks or is answered."""
+        if not self._is_drained or self.is_over or self._outlet.attachment is None:
+            return None
+        is_busy = self._listening.is_speaking or self._responses.is_busy or self._transcripts.is_busy
+        return None if is_busy else self._acted_at + SETTLE_S
 
     def _expiry(self, now: float) -> Expiry | None:
         return next((name for name, at in self._deadlines().items() if at <= now), None)

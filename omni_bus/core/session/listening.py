@@ -78,6 +78,11 @@ class Listening:
         return self._item_id is not None
 
     @property
+    def has_detector(self) -> bool:
+        """The server finds turns; else the client says where they end."""
+        return self._detection is not None
+
+    @property
     def next_time(self) -> float | None:
         """When `on_timer` has something to do."""
         times = [] if self._pause is None else [self._pause[0]]

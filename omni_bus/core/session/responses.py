@@ -78,6 +78,11 @@ class Responses:
         return len(self._beside)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether anything is being answered, or waits to be."""
+        return self._active is not None or bool(self._beside) or self.num_deferred > 0
+
+    @property
     def is_in_progress(self) -> bool:
         """Whether the model has the word: it answers, or what it said has yet to be acknowledged."""
         return self._active is not None or not self.ledger.is_settled

@@ -249,6 +249,13 @@ class Session(RuleBasedStateMachine):
             self.talk.attachment = attachment
 
     @precondition(lambda self: self.is_open)
+    @rule(which=st.integers(0, 9))
+    def drain(self, which):
+        was_answering = bool(self.talk.generating)
+        self.take(self.talk.core.on_drained(self.talk.now, is_drained=which == 9))
+        assert self.is_open or not was_answering, "an answer was cut off"
+
+    @precondition(lambda self: self.is_open)
     @rule(seq=st.integers(-1, 50))
     def acknowledge_events(self, seq):
         self.say(asked.EventAck(server_event_seq=seq))

@@ -275,7 +275,7 @@ class _Attachment:
     async def _carry(self, call: Request) -> None:
         """Carry events both ways until the client leaves, the session lets it go, or the server stops."""
         runs = [self._read(call), self._write(call), self._leave_after(self._route.draining)]
-        if self._is_duplex:  # whose client comes back to the same session
+        if self._is_duplex and not isinstance(self._dialect, NativeDialect):  # the client comes back to its session
             runs.append(self._leave_after(self._route.retiring))
         tasks = [asyncio.create_task(run) for run in runs]
         try:

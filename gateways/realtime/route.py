@@ -359,8 +359,16 @@ class _Attachment:
             if isinstance(item, Item):
                 event = server_event(item.payload)
                 for frame in self._dialect.frames(event):
-                    await self._send(frame)
+                    await self._send(self._for_anybody(frame))
                 self._note(event)
+
+    def _for_anybody(self, frame: dict[str, Any]) -> dict[str, Any]:
+        """Return a frame that clients of every dialect can read, as long as it isn't known whose this is."""
+        error = frame.get("error")
+        if self._is_latched or not isinstance(error, dict):
+            return frame
+        fields = cast("dict[str, Any]", error)
+        return {**frame, "code": fields["code"], "message": fields["message"]}
 
     def _note(self, event: said.AnyServerEvent) -> None:
         match event:
@@ -401,7 +409,7 @@ class _Attachment:
             return
         shape = {"type": error.code.type, "code": code, "message": error.message, "param": error.param}
         frame = {"type": "error", "event_id": f"event_{secrets.token_hex(8)}", "error": {**shape, "event_id": None}}
-        await self._send(frame if self._is_latched else {**frame, "code": code, "message": error.message})
+        await self._send(self._for_anybody(frame))
 
     async def _close(self, code: int, reason: str) -> None:
         message = reason.encode()[: websockets.MAX_REASON_BYTES].decode(errors="ignore").encode()

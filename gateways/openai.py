@@ -192,7 +192,7 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
-        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+        for path in realtime.PATHS:
             app.router.add_get(path, self._realtime.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)

@@ -65,8 +65,13 @@ _LISTS, _MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
 _PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-def decode(frame: bytes, *, max_values: int = MAX_VALUES) -> Record:
-    """Return the map that a message says.
+def decode(frame: bytes, *, max_values: int = MAX_VALUES, must_be_map: bool = True) -> Record:
+    """Return what a message says.
+
+    Args:
+        frame: one value.
+        max_values: what it may hold at most, keys and array's own parts too.
+        must_be_map: an array, for example, is refused.
 
     Raises:
         TooManyValues: more than `max_values`.
@@ -76,9 +81,9 @@ def decode(frame: bytes, *, max_values: int = MAX_VALUES) -> Record:
         raise BadInput(f"message: {len(frame)} bytes came (allowed: at most {MAX_FRAME_BYTES})", field="message")
     reader = _Reader(frame, max_values)
     try:
-        value = reader.value(0)
-        if not isinstance(value, dict):
-            raise ValueError("something else than a map came (allowed: a map)")  # noqa: TRY004 (bad data)
+        value = reader.whole()
+        if must_be_map and not isinstance(value, dict):
+            raise ValueError("something else than a map came (allowed: a map)")
         if reader.at != len(frame):
             raise ValueError(f"{len(frame) - reader.at} bytes are left after its end")
         record = Record(value, tuple(reader.arrays), Blob(frame))
@@ -99,6 +104,10 @@ class _Reader:
         self.arrays: list[RecordArray] = []
         self._left = self._max_values = max_values
         self._path: list[str | int] = []
+
+    def whole(self) -> Any:
+        """Read a value that is in no other."""
+        return self._kept(self.value(0))
 
     def value(self, depth: int) -> Any:
         """Read a value; arrays, scalars and raw bytes as what says where they are."""

@@ -1,8 +1,9 @@
 """Which observations go to the policy together, and when: pure, time is passed in.
 
 An observation waits for others only while some are expected: a robot's next one is due a period after its last, so far
-as its period is known. It never waits longer than `max_wait_s`, nor past the moment at which the policy must begin to
-meet the deadline, nor once the batch is full.
+as its period is known. While the policy is free it waits at most `max_wait_s`, never past the moment at which the policy
+must begin to meet the deadline, and not once the batch is full. (Robots that a batch has just answered are back within
+a moment; one that waited for that batch would otherwise go alone, and all of them wait for it, again and again.)
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Batcher(Generic[T]):
         self._max_wait_s = max_wait_s
         self._waiting: list[Waiting[T]] = []
         self._rhythms: dict[Hashable, Rhythm] = {}
+        self._free_since = 0.0
         self.durations = Durations()
 
     def __len__(self) -> int:
@@ -99,6 +101,10 @@ class Batcher(Generic[T]):
         """An observation came."""
         self._waiting.append(waiting)
         self._rhythms.setdefault(waiting.robot, Rhythm()).arrive(waiting.arrived_at)
+
+    def free(self, now: float) -> None:
+        """The policy has done with a batch."""
+        self._free_since = now
 
     def drop(self, waiting: Waiting[T]) -> None:
         """Nobody waits for its answer any more; unknown ones are ignored."""
@@ -117,7 +123,7 @@ class Batcher(Generic[T]):
             return None
         if len(batch) >= self._max_batch_size:
             return now
-        latest = min(waiting.arrived_at for waiting in batch) + self._max_wait_s
+        latest = max(self._free_since, min(waiting.arrived_at for waiting in batch)) + self._max_wait_s
         for waiting in batch:
             if waiting.deadline is not None:
                 start_by = waiting.deadline - self.durations.expected_s(len(batch) + 1) - MARGIN_S

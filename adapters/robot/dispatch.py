@@ -168,6 +168,7 @@ class Dispatcher:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del task
         self._running = None
+        self._batcher.free(time.monotonic())
         self._schedule()
 
     async def _run(self, batch: Sequence[Waiting[Call]], began_at: float) -> None:

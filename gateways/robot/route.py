@@ -259,35 +259,48 @@ class _Conversation:
             await self._send(messages.UNAVAILABLE)
             await websockets.close(self._socket, to_problem(error))
             return
-        # One message is always waited for, also while the policy runs: pings are answered by who waits.
-        coming = asyncio.ensure_future(self._socket.receive())
-        stopping = asyncio.ensure_future(self._route.draining.wait())
+        # A message is always waited for, also while the policy runs: pings are answered by who waits. Of a client that
+        # sends ahead, two messages are held, then its socket is read no further.
+        inbox: asyncio.Queue[WSMessage | None] = asyncio.Queue(1)
+        tasks = [asyncio.create_task(self._read(inbox)), asyncio.create_task(self._stop(inbox))]
         try:
-            while await self._until_there(coming, stopping):
-                message = coming.result()
-                if message.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
-                    return
-                coming = asyncio.ensure_future(self._socket.receive())
+            while (message := await self._next(inbox)) is not None:
                 if not await self._answer(message):
                     return
+        except TimeoutError:
+            tasks[0].cancel()
+            await asyncio.wait(tasks[:1])  # nobody else receives while the socket is closed
+            reason = f"idle: no message within {self._profile.idle_timeout_s:g} s (setting idle_timeout_s)"
+            await self._socket.close(code=WSCloseCode.OK, message=reason.encode())
         finally:
-            coming.cancel()
-            stopping.cancel()
-            await asyncio.gather(coming, stopping, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_there(self, coming: asyncio.Future[Any], stopping: asyncio.Future[Any]) -> bool:
-        """Wait for a message; returns whether there is one, the socket having been closed otherwise."""
-        idle_s = self._profile.idle_timeout_s
-        await asyncio.wait({coming, stopping}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done():
-            return True
-        if stopping.done():
+    async def _read(self, inbox: asyncio.Queue[WSMessage | None]) -> None:
+        """Take in messages, the last of which says that the client has left."""
+        message = None
+        while message is None or message.type in (WSMsgType.BINARY, WSMsgType.TEXT):
+            message = await self._socket.receive()
+            await inbox.put(message)
+
+    async def _stop(self, inbox: asyncio.Queue[WSMessage | None]) -> None:
+        """Take in the end of the server."""
+        await self._route.draining.wait()
+        await inbox.put(None)
+
+    async def _next(self, inbox: asyncio.Queue[WSMessage | None]) -> WSMessage | None:
+        """Return the client's next message; None once it has left.
+
+        Raises:
+            TimeoutError: it is idle.
+            Unavailable: the server stops.
+        """
+        async with asyncio.timeout(self._profile.idle_timeout_s):
+            message = await inbox.get()
+        if message is None:
             raise Unavailable(STOPPING)
-        reason = f"idle: no message within {idle_s:g} s (setting idle_timeout_s)"
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
-        await self._socket.close(code=WSCloseCode.OK, message=reason.encode())
-        return False
+        return message if message.type in (WSMsgType.BINARY, WSMsgType.TEXT) else None
 
     async def _answer(self, message: WSMessage) -> bool:
         """Answer with exactly one frame; returns whether the socket goes on."""

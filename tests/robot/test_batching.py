@@ -47,6 +47,19 @@ def test_robot_waits_for_another_that_is_expected_until_it_comes() -> None:
     assert [each.robot for each in batcher.take()] == ["a", "b"]
 
 
+def test_robot_that_waited_for_a_batch_waits_for_those_whom_it_answered() -> None:
+    batcher = with_rhythm(0.1, "ab")
+    batcher.add(waiting("a", 0.05))
+    batcher.free(0.09)
+
+    due = batcher.due_at(0.09)
+
+    assert due is not None
+    assert math.isclose(due, 0.11)  # b is expected at 0.1
+    batcher.add(waiting("b", 0.095))
+    assert batcher.due_at(0.095) == 0.095
+
+
 def test_nobody_waits_for_a_robot_that_is_due_later_or_has_gone() -> None:
     batcher = with_rhythm(0.1, "ab")
     batcher.add(waiting("a", 0.05))
@@ -173,10 +186,11 @@ def test_whatever_comes_no_window_is_overstayed_and_nothing_is_lost(
             assert len({each.shape for each in batch}) == 1
             assert len({each.robot for each in batch}) == len(batch)
             oldest = min(each.arrived_at for each in batch)
-            assert begin <= max(free_at, at, oldest + wait_s) + 1e-9
+            assert begin <= max(at, max(free_at, oldest) + wait_s) + 1e-9
             served.extend(each.item for each in batch)
             batcher.durations.add(len(batch), policy_s)
             at = free_at = begin + policy_s
+            batcher.free(free_at)
 
     for i, (robot, gap, deadline_s, shape) in enumerate(events):
         run_until(now + gap)

@@ -1,9 +1,9 @@
 """Which observations go to the policy together, and when: pure, time is passed in.
 
 An observation waits for others only while some are expected: a robot's next one is due a period after its last, so far
-as its period is known. While the policy is free it waits at most `max_wait_s`, never past the moment at which the policy
-must begin to meet the deadline, and not once the batch is full. (Robots that a batch has just answered are back within
-a moment; one that waited for that batch would otherwise go alone, and all of them wait for it, again and again.)
+as its period is known. While the policy is free it waits at most `max_wait_s`, never past the moment at which the
+policy must begin to meet the deadline, and not once the batch is full. (Robots that a batch has just answered are back
+within a moment; one that waited for that batch would otherwise go alone, and all would wait for it, again and again.)
 """
 
 from __future__ import annotations

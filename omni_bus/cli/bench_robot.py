@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
     else:
         rate = "without a pause" if math.isinf(plan.hz) else f"at {plan.hz:g} Hz"
-        print(f"{plan.num_robots} robots {rate}, {rounds} rounds of {plan.seconds:g} s each\n")
+        length = f"{plan.seconds:g} s" if rounds == 1 else f"{rounds} rounds of {plan.seconds:g} s each"
+        print(f"{plan.num_robots} robots {rate}, {length}\n")
         print(table_of(dict(zip(("this", "the other"), outcomes, strict=False))))
     return 0 if all(outcome.latencies_s for outcome in outcomes) else 2
 

@@ -22,9 +22,12 @@ from omni_bus.client import (
 )
 from omni_bus.client.realtime_events import (
     AudioDelta,
+    HeartbeatAck,
     ItemCreated,
     PlaybackAcknowledged,
     ResponseDone,
+    ServerEvent,
+    SessionReplaced,
     SessionResumed,
     SessionUpdated,
     TranscriptDelta,
@@ -32,7 +35,6 @@ from omni_bus.client.realtime_events import (
 )
 from omni_bus.client.socket import Patience
 from omni_bus.core.session.limits import Limits
-from omni_bus.core.session.server_events import HeartbeatAck, ServerEvent, SessionReplaced
 from tests.gateways.conversation import LOUD, deployed
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from omni_bus.client.realtime_events import (
     ItemTruncated,
     ResponseDone,
     SessionUpdated,
+    SpeechStarted,
     TranscriptionCompleted,
     Unknown,
 )
 from omni_bus.client.speech_stream import AudioStart, Sound, UtteranceDone
-from omni_bus.core.session.server_events import SpeechStarted
 
 VOICE_CHAT = Path(__file__).parents[2] / "configs" / "voice_chat.toml"
 LIMIT_S = 120

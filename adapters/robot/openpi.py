@@ -247,8 +247,9 @@ class OpenPIPolicy(Policy):
 def _encoded(message: dict[str, Any]) -> bytes:
     from openpi_client import msgpack_numpy
 
+    pack: Any = msgpack_numpy.packb
     try:
-        return msgpack_numpy.packb(message)
+        return pack(message)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"observation: it can't be sent on: {error}", field="observation") from error
 

@@ -108,16 +108,17 @@ async def serve_one_by_one(table: dict[str, Any], port: int) -> None:
     from websockets.asyncio.server import ServerConnection, serve
 
     policy = loaded(table)
+    packb: Any = msgpack_numpy.packb  # it has no types
 
     async def answer(link: ServerConnection) -> None:
-        await link.send(msgpack_numpy.packb(dict(policy.metadata)))
+        await link.send(packb(dict(policy.metadata)))
         async for message in link:
             began_at = time.monotonic()
             values = msgpack_numpy.unpackb(message)
             observation = Observation("one", is_first=False, values=values, prompt=values.pop("prompt", None))
-            (actions,) = policy.infer([observation])
+            answers: Any = policy.infer([observation])
             timing = {"infer_ms": (time.monotonic() - began_at) * 1e3}
-            await link.send(msgpack_numpy.packb({**actions, "server_timing": timing}))  # type: ignore[dict-item]
+            await link.send(packb({**answers[0], "server_timing": timing}))
 
     async with serve(answer, "127.0.0.1", port, compression=None, max_size=None) as server:
         await server.serve_forever()

@@ -383,11 +383,16 @@ def _check_record(record: Record) -> None:
 def _at(value: Any, path: tuple[str | int, ...]) -> Any:
     for key in path:
         # As strict as JSON: an index from the end, or into a text, would let two paths mean one place.
-        holder: Any = value if isinstance(value, dict if isinstance(key, str) else list) else ()
-        is_there = key in holder if isinstance(key, str) else 0 <= key < len(holder)
+        items: Any
+        if isinstance(key, str):
+            items = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+            is_there = key in items
+        else:
+            items = cast("list[Any]", value) if isinstance(value, list) else []
+            is_there = 0 <= key < len(items)
         if not is_there:
             raise ValueError(f"record: nothing is at {path}")
-        value = holder[key]
+        value = items[key]
     return value
 
 

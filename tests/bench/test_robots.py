@@ -18,6 +18,8 @@ from omni_bus.errors import Unreachable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+packb: Any = msgpack_numpy.packb  # it has no types
+
 PLAN = RobotPlan(
     num_robots=3,
     hz=math.inf,
@@ -45,7 +47,7 @@ async def serving(answer: Callable[[int], Awaitable[Any]], first: Any = b"\x80")
             count += 1
             if told is None:
                 return
-            await link.send(told if isinstance(told, str) else msgpack_numpy.packb(told))
+            await link.send(packb(told))
 
     async with serve(talk, "127.0.0.1", 0) as server:
         yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from fake import FakePolicy  # type: ignore[import-not-found] (put on the path a
 from actors.testing import running
 from omni_bus.client import ConnectFailed, ConnectionLost, EventRefused, connect_robot
 from omni_bus.errors import BadInput
+
+packb: Any = msgpack_numpy.packb  # it has no types
 
 TOML = """
 [stages.policy]
@@ -67,10 +70,10 @@ async def test_other_servers_arrays_errors_and_ends_are_understood() -> None:
     answers = [np.ones((2, 3), np.float32), "Traceback: it broke", b"\xc1"]
 
     async def answer(link: ServerConnection) -> None:
-        await link.send(msgpack_numpy.packb({"name": "theirs"}))
+        await link.send(packb({"name": "theirs"}))
         for each in answers:
             await link.recv()
-            await link.send(each if isinstance(each, str | bytes) else msgpack_numpy.packb(each))
+            await link.send(each if isinstance(each, str | bytes) else packb(each))
         await link.recv()
 
     async with serve(answer, "127.0.0.1", 0) as server:

@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager:DeprecationWarning"),
 ]
 
+packb: Any = msgpack_numpy.packb  # it has no types
+
 TOML = """
 [stages.policy]
 adapter = "robot-policy"
@@ -127,8 +129,8 @@ def test_chunks_are_dealt_out_and_frames_are_the_clients_own_bytes(up: Callable[
 
     with connect(f"ws://127.0.0.1:{port}/v1/realtime/robot/openpi", compression=None) as raw:
         raw.recv()
-        raw.send(msgpack_numpy.packb(observation(0)))
+        raw.send(packb(observation(0)))
         frame = raw.recv()
-    assert frame == msgpack_numpy.packb({"actions": msgpack_numpy.unpackb(frame)["actions"]})
+    assert frame == packb({"actions": msgpack_numpy.unpackb(frame)["actions"]})
     assert deployment.stop() == 0
     assert Path(f"/proc/{deployment.process.pid}").exists() is False

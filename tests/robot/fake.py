@@ -65,7 +65,7 @@ class FakePolicy(Policy):
         if observation.is_first:
             self.counts[observation.session] = 0
         self.counts[observation.session] += 1
-        state = observation.values.get("state")
+        state: Any = observation.values.get("state")
         number = float(np.asarray(state).reshape(-1)[0]) if state is not None else 0.0
         if number == self.RAISES:
             raise RuntimeError("secret")
@@ -76,7 +76,7 @@ class FakePolicy(Policy):
         rows: Any = np.zeros((self.options.horizon, 4), np.float64 if self.options.is_float64 else np.float32)
         rows[:, 0] = self.counts[observation.session]
         rows[:, 1] = np.sum(state) if state is not None else 0
-        pixels = observation.values.get("image")
+        pixels: Any = observation.values.get("image")
         rows[:, 2] = np.mean(pixels) if pixels is not None else 0
         rows[:, 3] = np.arange(self.options.horizon)
         if number == self.NAN:

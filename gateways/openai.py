@@ -211,7 +211,7 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
-        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+        for path in realtime.PATHS:
             app.router.add_get(path, self._realtime.handle, allow_head=False)
         app.router.add_get(robots.PATH, self._robots.handle, allow_head=False)
         if self._robots.is_served:  # robots' stock client knows a host and a port, and no path

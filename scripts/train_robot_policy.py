@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the robot policy that omni-bus ships: behaviour cloning of Meta-World's scripted experts, on one CPU thread.
 
-``scripts/train_robot_policy.py FOLDER [--seed N] [--demonstrations N] [--steps N]`` takes about three minutes and
+``scripts/train_robot_policy.py FOLDER [--seed N] [--demonstrations N] [--steps N]`` takes about two minutes and
 writes ``policy.safetensors``, ``config.json`` and ``norm_stats.json`` (what is in them: `adapters.robot.metaworld`).
 Nothing is downloaded and nothing rendered; needs ``pip install -e '.[robot,transformers]'``. On one machine the same
 arguments give the same files, bit for bit.

@@ -147,10 +147,9 @@ class OpenPIPolicy(Policy):
 
     async def _ask(self, observation: Observation) -> Any:
         """Return what the server says; a connection that turns out to be closed already is opened once more."""
-        from openpi_client import msgpack_numpy
         from websockets.exceptions import ConnectionClosed
 
-        message = msgpack_numpy.packb(self._message(observation))
+        message = _encoded(self._message(observation))
         session = observation.session
         if observation.is_first:
             await self._drop(session)
@@ -207,6 +206,7 @@ class OpenPIPolicy(Policy):
                     max_size=MAX_MESSAGE_BYTES,
                     close_timeout=CLOSE_TIMEOUT_S,
                     open_timeout=None,
+                    ping_timeout=None,  # openpi's server computes on its sockets' loop, and answers no ping meanwhile
                     proxy=None,
                 )
                 first = await socket.recv()
@@ -242,6 +242,16 @@ class OpenPIPolicy(Policy):
         for session in list(self._sockets):
             await self._drop(session)
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+def _encoded(message: dict[str, Any]) -> bytes:
+    from openpi_client import msgpack_numpy
+
+    pack: Any = msgpack_numpy.packb
+    try:
+        return pack(message)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadInput(f"observation: it can't be sent on: {error}", field="observation") from error
 
 
 def _decoded(message: bytes) -> Any:

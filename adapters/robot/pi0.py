@@ -3,7 +3,7 @@
 The model reads pictures and prompt once, then its action expert moves noise to actions along a velocity field, in Euler
 steps over time from 1 to 0. Here each robot of a batch has its own number of steps and its own noise. Where a deadline
 comes closer than the steps that are left, a robot takes the rest of the way in fewer, longer steps: its actions are
-rougher, and in time.
+rougher, and in time. A robot that still executes its last chunk gets one that continues it (`guidance`).
 
 Facts about transformers 5.24: the prompt is ``<image>`` for each token of each picture, the beginning-of-text token,
 the text, a line break; pictures are in [-1, 1]; state and actions are padded with zeros to the model's widths.
@@ -19,8 +19,9 @@ import numpy as np
 from msgspec import Meta
 
 from adapters.random_state import MAX_SEED
+from adapters.robot.guidance import Guidance
 from adapters.robot.pace import MAX_DENOISE_STEPS, Pace
-from adapters.robot.policy import Policy
+from adapters.robot.policy import Policy, Previous
 from adapters.robot.values import read_picture, read_vector
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.errors import BadInput, StartFailed
@@ -64,12 +65,14 @@ class _Row(msgspec.Struct):
     ids: list[int]
     num_steps: int
     noise: Any
+    previous: Previous | None = None
 
 
 class Pi0Policy(Policy):
     """Answers pictures, uint8 (side, side, 3), state and prompt with `actions`, float32 (chunk_size, action_dim)."""
 
     Options: ClassVar[type[msgspec.Struct]] = Pi0Options
+    takes_previous: ClassVar[bool] = True
 
     _model: Any
     _tokenizer: Any
@@ -107,6 +110,7 @@ class Pi0Policy(Policy):
         self._action_dim = self.options.action_dim or width
         self._tokenizer = loader.part("loading tokenizer", transformers.AutoTokenizer)
         self._model = loader.weights(transformers.PI0ForConditionalGeneration, is_complete=True)
+        self._model.requires_grad_(False)
         vision = config.vlm_config.vision_config
         self._side: int = vision.image_size
         self._tokens_per_image = (vision.image_size // vision.patch_size) ** 2
@@ -174,6 +178,7 @@ class Pi0Policy(Policy):
             self._ids(observation.prompt or "", sum(picture is not None for picture in pictures)),
             steps or options.num_inference_steps or self._model.config.num_inference_steps,
             self._noise(observation.seed),
+            observation.previous,
         )
 
     def _ids(self, prompt: str, num_pictures: int) -> list[int]:
@@ -210,7 +215,7 @@ class Pi0Policy(Policy):
         """Return actions, float32 (rows, chunk_size, action_dim)."""
         import torch
 
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference mode, whose tensors no gradient of `Guidance` could go through
             actions = self._denoise(self._inputs(rows), rows, deadline, on_step)
         return actions[..., : self._action_dim].float().cpu().numpy()
 
@@ -247,32 +252,47 @@ class Pi0Policy(Policy):
 
         model = self._model
         actions = torch.stack([row.noise for row in rows]).to(model.device)
+        previous = [row.previous for row in rows]
+        guidance = Guidance(previous, actions.shape, model.device) if any(previous) else None
+        field = _Field(model, inputs)
         left = [row.num_steps for row in rows]
         at = [1.0] * len(rows)
-        cache: Any = None
         num_done = 0
         while any(left):
             started = time.monotonic()
-            affordable = self._pace.affordable(len(rows), started, deadline, is_first=cache is None)
+            affordable = self._pace.affordable(len(rows), started, deadline, is_first=not num_done)
             left = [min(each, affordable) for each in left]
-            # The first call reads pictures and prompt as well, and leaves what it read in the cache.
-            given = inputs if cache is None else {name: inputs[name] for name in ("state", "attention_mask")}
-            out = model(
-                **given,
-                noise=actions.to(model.dtype),
-                timestep=torch.tensor(at, dtype=torch.float32, device=model.device),
-                cache=cache,
-            )
+            field.at = torch.tensor(at, dtype=torch.float32, device=model.device)
+            velocity = field(actions) if guidance is None else guidance.velocity(actions, field.at, field)
             strides = [t / n if n else 0.0 for t, n in zip(at, left, strict=True)]
-            actions -= torch.tensor(strides, device=model.device)[:, None, None] * out.logits.float()
+            actions = actions - torch.tensor(strides, device=model.device)[:, None, None] * velocity
             at = [t - stride for t, stride in zip(at, strides, strict=True)]
-            is_first, cache = cache is None, out.cache
-            cache.crop(-(cache.get_seq_length() - inputs["input_ids"].shape[1]))
             left = [max(each - 1, 0) for each in left]
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)  # what a step takes must be known before the next one is planned
-            self._pace.note(len(rows), time.monotonic() - started, is_first=is_first)
+            self._pace.note(len(rows), time.monotonic() - started, is_first=not num_done)
             num_done += 1
             if on_step is not None:
                 on_step(num_done, num_done + max(left))
         return actions
+
+
+class _Field:
+    """The model's velocity at noisy actions, of one batch; pictures and prompts are read at the first call."""
+
+    def __init__(self, model: Any, inputs: dict[str, torch.Tensor]) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._cache: Any = None
+        self.at: Any = None
+        """float32, (rows,): each robot's time."""
+
+    def __call__(self, actions: torch.Tensor) -> torch.Tensor:
+        inputs = self._inputs
+        given = inputs if self._cache is None else {name: inputs[name] for name in ("state", "attention_mask")}
+        out = self._model(**given, noise=actions.to(self._model.dtype), timestep=self.at, cache=self._cache)
+        self._cache = out.cache
+        self._cache.crop(-(out.cache.get_seq_length() - inputs["input_ids"].shape[1]))  # only what was read is kept
+        for layer in self._cache.layers:  # and none of the way by which it was computed
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        return out.logits.float()

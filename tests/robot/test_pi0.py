@@ -22,7 +22,7 @@ import tiny  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
 from adapters.robot.pi0 import Pi0Options, Pi0Policy
-from adapters.robot.policy import Observation
+from adapters.robot.policy import Observation, Previous
 from omni_bus.errors import BadInput, StartFailed
 from omni_bus.testing import make_context
 
@@ -184,6 +184,56 @@ def test_action_columns_are_the_robots(folder: str) -> None:
     assert narrow.metadata["action_dim"] == 3
 
 
+def by_the_paper(folder: str, observation: Observation, previous: Previous, num_steps: int) -> Any:
+    """Real-time chunking as arXiv 2506.07339 writes it, in the paper's time, one robot, on the class's own forward."""
+    model: Any = transformers.PI0ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "<image>" * 32 + f"<bos>{observation.prompt}\n"
+    pictures: list[Any] = [observation.values[key] for key in IMAGES]
+    state: Any = observation.values["observation/state"]
+    inputs = {
+        **tokenizer(text, return_tensors="pt", add_special_tokens=False),
+        "pixel_values": torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)[None].float() / 127.5 - 1,
+        "pixel_attention_mask": torch.ones(1, 2, dtype=torch.bool),
+        "state": torch.from_numpy(state)[None],
+    }
+    horizon, overlap, delay, beta = 10, len(previous.actions), previous.delay_steps, 5.0
+    mask = torch.zeros(horizon)
+    for i in range(horizon):
+        c = (overlap - i) / (overlap - delay + 1)
+        mask[i] = 1.0 if i < delay else c * (np.exp(c) - 1) / (np.exp(1) - 1) if i < overlap else 0.0
+    wanted = torch.zeros(horizon, 7)
+    wanted[:overlap] = torch.from_numpy(previous.actions)
+    x = torch.randn(10, 7, generator=torch.Generator().manual_seed(observation.seed or 0))
+    for k in range(num_steps):
+        tau = k / num_steps
+        x = x.detach().requires_grad_()
+        v = -model(**inputs, noise=x[None], timestep=torch.tensor([1 - tau])).logits[0]
+        clean = x + (1 - tau) * v
+        (pull,) = torch.autograd.grad((((wanted - clean.detach()) * mask[:, None]) * clean).sum(), x)
+        r2 = (1 - tau) ** 2 / (tau**2 + (1 - tau) ** 2)
+        x = x + (v + (min(beta, (1 - tau) / (tau * r2)) if tau else beta) * pull) / num_steps
+    return x.detach().numpy()
+
+
+def test_chunk_continues_the_one_that_the_robot_has(folder: str, policy: Pi0Policy) -> None:
+    left = Previous(np.random.default_rng(5).standard_normal((7, 7)).astype(np.float32), 3)
+    free, bound, company = actions(policy, seen(1), seen(1, previous=left), seen(2))
+
+    np.testing.assert_allclose(bound, by_the_paper(folder, seen(1), left, 4), atol=1e-4)
+    # What the robot will have executed is nearer to what it executes; the other robots of the batch are left alone.
+    assert np.abs(bound[:3] - left.actions[:3]).mean() < 0.5 * np.abs(free[:3] - left.actions[:3]).mean()
+    np.testing.assert_allclose(free, actions(policy, seen(1))[0], atol=2e-5)
+    np.testing.assert_allclose(company, actions(policy, seen(2))[0], atol=2e-5)
+
+
+def test_chunk_of_fewer_columns_is_continued_in_them(policy: Pi0Policy) -> None:
+    left = Previous(np.full((4, 2), 3.0, np.float32), 2)
+    free, bound = actions(policy, seen(1), seen(1, previous=left, num_inference_steps=20))
+
+    assert np.abs(bound[:2, :2] - 3).mean() < np.abs(free[:2, :2] - 3).mean()
+
+
 @pytest.mark.parametrize(
     ("change", "field", "came"),
     [
@@ -289,3 +339,23 @@ async def test_answer_is_rougher_rather_than_late(folder: str) -> None:
 
     assert answer["actions"].shape == (10, 6)
     assert 1 <= answer["server_timing"]["num_steps"] < 1000
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context:DeprecationWarning")  # the stock client
+async def test_stage_has_chunks_continued(folder: str, policy: Pi0Policy) -> None:
+    smoothing = 'smoothing = { method = "real-time", latency_budget_s = 0.1 }\ncontrol_hz = 20.0\nstep_key = "step"\n'
+
+    def ask(port: int) -> list[Any]:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        try:
+            whole = [{**seen(i).values, "prompt": PROMPTS[i], "seed": i, "step": step} for i, step in ((1, 0), (2, 4))]
+            return [client.infer(observation)["actions"] for observation in whole]
+        finally:
+            client._ws.close()
+
+    toml = TOML.replace("FOLDER", folder).replace("max_batch_wait_s", f"{smoothing}max_batch_wait_s")
+    async with running(toml) as deployment:
+        first, second = await asyncio.to_thread(ask, deployment.port)
+    [free] = actions(policy, seen(2))
+
+    assert np.abs(second[:2] - first[4:6]).mean() < 0.7 * np.abs(free[:2, :6] - first[4:6]).mean()

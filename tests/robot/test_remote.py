@@ -254,6 +254,26 @@ def test_server_without_a_policy_is_refused_at_the_start() -> None:
         pass
 
 
+@pytest.mark.parametrize("value", [np.array([None]), np.zeros(2, np.complex64), 1 << 70, object()])
+def test_value_that_can_not_be_sent_is_refused_alone(value: Any) -> None:
+    with serving() as server, policy_of(server.url) as policy:
+        odd = seen(1)
+        odd.values["odd"] = value
+        refused, fine = infer(policy, odd, seen(2, "b"))
+
+    assert isinstance(refused, BadInput)
+    assert fine["actions"][0, 0] == 2
+
+
+def test_server_that_answers_no_pings_is_waited_for() -> None:
+    """As openpi's own, whose policy computes on the sockets' loop."""
+    with serving() as server, policy_of(server.url) as policy:
+        infer(policy, seen(1))
+        [socket] = policy._sockets.values()
+
+    assert socket.ping_timeout is None
+
+
 def test_silent_server_is_given_up_and_its_late_answer_never_read() -> None:
     go_on = threading.Event()
 

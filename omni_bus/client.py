@@ -176,8 +176,9 @@ class Request:
 
         Args:
             take_now: called with each event in the turn of the loop that brings it, and then no task is woken; must
-                not wait. Returns False, and does nothing, if it can't take that event without waiting.
-            take: awaited for those, before the next event is looked at. Each payload's credit goes back once it was
+                not wait. Returns False, and does nothing, if it can't take that event without waiting; it may be asked
+                again, by the task.
+            take: awaited for those that it can't take, before the next event is looked at. Each payload's credit goes back once it was
                 taken, either way.
 
         Raises:

@@ -101,7 +101,7 @@ class Taker(Protocol):
 
 
 async def take_all(client: BusClient, calls: Sequence[Call], terms: Terms, taker: Taker) -> None:
-    """Run calls and hand over what comes; as `run_all`, at half its cost for an event where there is but one call.
+    """Run calls and hand over what comes, as `run_all` yields it; where there is but one call, without a task for each.
 
     Raises:
         OmniBusError: the first that any of them ended with.

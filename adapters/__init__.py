@@ -12,7 +12,7 @@ ADAPTERS: dict[str, str] = {
     "vllm": "adapters.vllm_text:VllmText",
     "vllm-embedding": "adapters.vllm_embedding:VllmEmbedding",
     "openai": "adapters.remote_openai:RemoteOpenAI",
-    "diffusers-audio": "adapters.diffusers_audio:DiffusersAudio",
+    "diffusers": "adapters.diffusion.engine:Diffusers",
     "hibari": "adapters.hibari:HibariVoice",
     "flite": "adapters.flite:FliteVoice",
     "whisper": "adapters.whisper:Whisper",

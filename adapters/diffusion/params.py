@@ -14,7 +14,7 @@
 ``preview``   image     out; the picture, or the clip's first frame, as it would be by now; ``num_previews`` of them
 ============  ========  ==========================================================================================
 
-Of ``image``, ``video`` and ``audio`` a stage fills what its model makes; an edge from another one is refused at the start.
+Of ``image``, ``video`` and ``audio`` a stage fills what its model makes; an edge from another is refused at the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec import Meta
 
 MAX_SEED = 2**63 - 1
 
-Argument: TypeAlias = str | int | float | bool | list[int] | list[float]
+Argument: TypeAlias = str | int | float | bool | list[int | float]
 """A value of a pipeline's call that a TOML or a request may name."""
 
 Side = Annotated[int, Meta(ge=16, le=16384)]

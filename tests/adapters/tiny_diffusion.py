@@ -156,9 +156,7 @@ def chroma() -> Any:
         joint_attention_dim=32, axes_dims_rope=(4, 4, 8), approximator_num_channels=8, approximator_hidden_dim=16,
         approximator_layers=1,
     )  # fmt: skip
-    return D.ChromaPipeline(
-        scheduler=flow(), vae=plain_vae(4), text_encoder=t5(), tokenizer=tokens(), transformer=dit
-    )
+    return D.ChromaPipeline(scheduler=flow(), vae=plain_vae(4), text_encoder=t5(), tokenizer=tokens(), transformer=dit)
 
 
 def sd3(name: str = "StableDiffusion3Pipeline") -> Any:
@@ -167,9 +165,7 @@ def sd3(name: str = "StableDiffusion3Pipeline") -> Any:
         num_attention_heads=4, joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64,
     )  # fmt: skip
     text = {"text_encoder": clip(has_projection=True), "text_encoder_2": clip(has_projection=True)}
-    encoder = T.T5EncoderModel(
-        T.T5Config(vocab_size=320, d_model=64, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
-    )
+    encoder = T.T5EncoderModel(T.T5Config(vocab_size=320, d_model=64, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
     return getattr(D, name)(
         scheduler=flow(), vae=plain_vae(16), **text, text_encoder_3=encoder, tokenizer=tokens(), tokenizer_2=tokens(),
         tokenizer_3=tokens(), transformer=dit,
@@ -246,9 +242,7 @@ def sana() -> Any:
         encoder_layers_per_block=(1, 1), decoder_layers_per_block=[1, 1], downsample_block_type="conv",
         upsample_block_type="interpolate", decoder_norm_types="rms_norm", decoder_act_fns="silu", scaling_factor=0.41,
     )  # fmt: skip
-    return D.SanaPipeline(
-        tokenizer=tokens(300), text_encoder=gemma2(), vae=vae, transformer=dit, scheduler=flow()
-    )
+    return D.SanaPipeline(tokenizer=tokens(2048), text_encoder=gemma2(), vae=vae, transformer=dit, scheduler=flow())
 
 
 def lumina2() -> Any:
@@ -283,9 +277,7 @@ def wan(name: str = "WanPipeline") -> Any:
     vae = D.AutoencoderKLWan(
         base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
     )
-    return getattr(D, name)(
-        tokenizer=tokens(512), text_encoder=t5("UMT5"), vae=vae, scheduler=flow(), transformer=dit
-    )
+    return getattr(D, name)(tokenizer=tokens(512), text_encoder=t5("UMT5"), vae=vae, scheduler=flow(), transformer=dit)
 
 
 def ltx(name: str = "LTXPipeline") -> Any:
@@ -300,9 +292,7 @@ def ltx(name: str = "LTXPipeline") -> Any:
         decoder_inject_noise=(False,) * 5, upsample_residual=(False,) * 4, upsample_factor=(1,) * 4,
         timestep_conditioning=False, patch_size=1, patch_size_t=1, encoder_causal=True, decoder_causal=False,
     )  # fmt: skip
-    return getattr(D, name)(
-        scheduler=flow(), vae=vae, text_encoder=t5(), tokenizer=tokens(), transformer=dit
-    )
+    return getattr(D, name)(scheduler=flow(), vae=vae, text_encoder=t5(), tokenizer=tokens(), transformer=dit)
 
 
 def cogvideox(name: str = "CogVideoXPipeline") -> Any:
@@ -371,7 +361,9 @@ PIPELINES: dict[str, Sample] = {
     "ZImageInpaintPipeline": Sample(lambda: zimage("ZImageInpaintPipeline"), SIDE | FROM_PICTURE, MASKED),
     "QwenImagePipeline": Sample(qwen_image, QWEN),
     "QwenImageImg2ImgPipeline": Sample(lambda: qwen_image("QwenImageImg2ImgPipeline"), QWEN | {"strength": 0.8}, IMAGE),
-    "QwenImageInpaintPipeline": Sample(lambda: qwen_image("QwenImageInpaintPipeline"), QWEN | {"strength": 0.8}, MASKED),
+    "QwenImageInpaintPipeline": Sample(
+        lambda: qwen_image("QwenImageInpaintPipeline"), QWEN | {"strength": 0.8}, MASKED
+    ),
     "FluxPipeline": Sample(flux, PICTURE | SHORT),
     "FluxImg2ImgPipeline": Sample(lambda: flux("FluxImg2ImgPipeline"), SIDE | FROM_PICTURE | SHORT, IMAGE),
     "FluxInpaintPipeline": Sample(lambda: flux("FluxInpaintPipeline"), SIDE | FROM_PICTURE | SHORT, MASKED),
@@ -389,9 +381,7 @@ PIPELINES: dict[str, Sample] = {
     ),
     "StableDiffusionPipeline": Sample(sd, PICTURE),
     "StableDiffusionImg2ImgPipeline": Sample(lambda: sd("StableDiffusionImg2ImgPipeline"), FROM_PICTURE, IMAGE),
-    "StableDiffusionInpaintPipeline": Sample(
-        lambda: sd("StableDiffusionInpaintPipeline"), SIDE | FROM_PICTURE, MASKED
-    ),
+    "StableDiffusionInpaintPipeline": Sample(lambda: sd("StableDiffusionInpaintPipeline"), SIDE | FROM_PICTURE, MASKED),
     "StableDiffusionXLPipeline": Sample(sdxl, PICTURE),
     "StableDiffusionXLImg2ImgPipeline": Sample(lambda: sdxl("StableDiffusionXLImg2ImgPipeline"), FROM_PICTURE, IMAGE),
     "StableDiffusionXLInpaintPipeline": Sample(
@@ -399,13 +389,11 @@ PIPELINES: dict[str, Sample] = {
     ),
     "PRXPixelPipeline": Sample(prx_pixel, PICTURE | WITHOUT_BINS),
     "PixArtSigmaPipeline": Sample(pixart, PICTURE | WITHOUT_BINS | SHORT),
-    "SanaPipeline": Sample(sana, PICTURE | WITHOUT_BINS | {"complex_human_instruction": None}),
+    "SanaPipeline": Sample(sana, PICTURE | WITHOUT_BINS),
     "Lumina2Pipeline": Sample(lumina2, PICTURE | SHORT),
     "AuraFlowPipeline": Sample(aura_flow, PICTURE | SHORT),
     "WanPipeline": Sample(wan, CLIP | SHORT),
-    "WanVideoToVideoPipeline": Sample(
-        lambda: wan("WanVideoToVideoPipeline"), SIDE | FROM_PICTURE | SHORT, VIDEO
-    ),
+    "WanVideoToVideoPipeline": Sample(lambda: wan("WanVideoToVideoPipeline"), SIDE | FROM_PICTURE | SHORT, VIDEO),
     "LTXPipeline": Sample(ltx, CLIP | SHORT),
     "LTXImageToVideoPipeline": Sample(lambda: ltx("LTXImageToVideoPipeline"), CLIP | SHORT, IMAGE),
     "CogVideoXPipeline": Sample(cogvideox, CLIP | {"max_sequence_length": 16}),

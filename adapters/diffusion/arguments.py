@@ -107,7 +107,17 @@ class Call:
         Raises:
             BadInput: it can't be honoured; names the parameter or the input, and what is allowed.
         """
-        found: dict[str, Any] = dict(self._options.call) | {"prompt": self._prompt(inputs.get("prompt", ()))}
+        found = self.settings(params) | {"prompt": self._prompt(inputs.get("prompt", ()))}
+        self._add_media(inputs, found)
+        return found
+
+    def settings(self, params: DiffusionParams) -> dict[str, Any]:
+        """Return what a request's parameters come to, without its inputs.
+
+        Raises:
+            BadInput: a parameter can't be honoured.
+        """
+        found: dict[str, Any] = dict(self._options.call)
         for name, value in params.extra.items():
             if name not in self.takes - OURS:
                 known = ", ".join(sorted(self.takes - OURS))
@@ -122,17 +132,15 @@ class Call:
         self._add_guidance(params, found)
         self._add_counts(params, found)
         self._add_length(params, found)
-        self._add_media(inputs, found)
         self._check_sizes(params, found)
         return found
 
-    def time_base(self, params: DiffusionParams) -> tuple[int, int]:
-        """Return the seconds of a frame, as a fraction."""
-        fps = params.fps or self._options.fps or self._options.call.get("frame_rate") or self._options.call.get("fps")
-        for name in ("frame_rate", "fps"):
-            own = self._defaults.get(name)
-            fps = fps or (own if isinstance(own, (int, float)) else None)
-        rate = Fraction(fps if isinstance(fps, (int, float)) else self._family.fps).limit_denominator(1001)
+    def time_base(self, fps: float | None) -> tuple[int, int]:
+        """Return the seconds of a frame, as a fraction; the model's own for None."""
+        call, own = self._options.call, self._defaults
+        known = (fps, self._options.fps, call.get("frame_rate"), call.get("fps"), own.get("frame_rate"), own.get("fps"))
+        found = next((rate for rate in known if isinstance(rate, (int, float)) and rate > 0), self._family.fps)
+        rate = Fraction(found).limit_denominator(1001)
         return rate.denominator, rate.numerator
 
     def num_steps(self, arguments: Mapping[str, Any]) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from adapters.diffusion import media
 from adapters.diffusion.interposed import DENOISERS, Interposed, Prompts
 from adapters.diffusion.joining import Fingerprints, ModelCall
-from adapters.diffusion.params import DiffusionParams
 from adapters.stepped_call import SteppedCall
 from omni_bus.engine import Allocate, EngineRequest
 from omni_bus.wire.payloads import Json, Payload
@@ -39,6 +38,18 @@ class Work:
         """Whether video leaves group by group while it is decoded."""
 
 
+class Plan(NamedTuple):
+    """What a request comes to."""
+
+    arguments: dict[str, Any]
+    """Of the pipeline's call."""
+    num_steps: int
+    """Denoising steps; 0 where the pipeline decides."""
+    time_base: tuple[int, int]
+    """Seconds of a frame, as a fraction."""
+    inputs: Mapping[str, Sequence[Payload]]
+
+
 class Drawing:
     """A request that is under way."""
 
@@ -46,29 +57,24 @@ class Drawing:
         self,
         request: EngineRequest,
         work: Work,
-        arguments: dict[str, Any],
-        num_steps: int,
-        time_base: tuple[int, int],
+        plan: Plan,
         pool: ThreadPoolExecutor,
     ) -> None:
-        params: DiffusionParams = request.params
         self.request = request
-        self.lora = params.lora
+        self.lora = getattr(request.params, "lora", None)
         self.num_passed_over = 0
         self.unit: ModelCall | Pause = PAUSE
         self.key: Hashable | None = None
         """By which its next unit may be joined with those of others; None runs alone."""
         self.num_steps_done = 0
         self._work = work
-        self._arguments = arguments
-        self._time_base = time_base
-        self._params = params
+        self._plan = plan
         self._events: list[tuple[str, Payload]] = []
         self._fingerprints = Fingerprints()
         self._call: SteppedCall[ModelCall | Pause] = SteppedCall(pool, self._make)
         self._wait: Callable[[ModelCall | Pause], None] = _not_begun
         self._num_published = 0
-        self._num_steps = num_steps
+        self._num_steps = plan.num_steps
         self._previews: list[int] | None = None
         self._num_looked = 0
 
@@ -99,24 +105,29 @@ class Drawing:
     # What follows runs on the call's own thread, in its turns.
 
     def _make(self, wait: Callable[[ModelCall | Pause], None]) -> None:
+        self._wait = wait
+        own = Interposed(self._work.pipeline, self.request.id, wait)
+        own.quantise()
+        own.remember(self._work.prompts, self.lora)
+        own.before_decode(self._before_decode)
+        self._publish_frames(own)
+        if self.request.params.num_previews and "preview" in self.request.outputs:
+            own.after_scheduler_step(lambda end: self._preview(own, end))
+        self._report("encode", 0)
+        self._put_out(self._run(own))
+
+    def _run(self, own: Interposed) -> Any:
+        """Call the pipeline and return its output."""
         import torch
 
-        self._wait = wait
-        params, work = self._params, self._work
-        own = Interposed(work.pipeline, self.request.id, wait)
-        own.quantise()
-        own.remember(work.prompts, self.lora)
-        own.before_decode(self._before_decode)
-        if work.publishes_frames and "video" in self.request.outputs and not own.pipeline.vae.use_tiling:
-            own.publish_frames(self._publish)
-        if params.num_previews and "preview" in self.request.outputs:
-            own.after_scheduler_step(lambda sample, end: self._preview(own, end))
-        self._report("encode", 0)
+        seed = self.request.params.seed
         # On the CPU, so that a seed means the same wherever the model computes.
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        generator = torch.Generator().manual_seed(seed)
-        output = own.pipeline(**self._arguments, generator=generator, **self._callbacks(own))
-        self._put_out(output)
+        generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+        return own.pipeline(**self._plan.arguments, generator=generator, **self._callbacks(own))
+
+    def _publish_frames(self, own: Interposed) -> None:
+        if self._work.publishes_frames and "video" in self.request.outputs and not own.pipeline.vae.use_tiling:
+            own.publish_frames(self._publish)
 
     def _callbacks(self, own: Interposed) -> dict[str, Any]:
         takes = self._work.takes
@@ -152,7 +163,7 @@ class Drawing:
         self._wait(PAUSE)
 
     def _publish(self, pixels: Any) -> None:
-        self._emit("video", media.video_payload(pixels, self._num_published, self._time_base, self._work.allocate))
+        self._emit("video", media.video_payload(pixels, self._num_published, self._plan.time_base, self._work.allocate))
         self._num_published += len(pixels)
         self._wait(PAUSE)
 
@@ -160,7 +171,7 @@ class Drawing:
         """Decode what the sample would be at the end, by the pipeline's own way from latents to pixels."""
         num_steps = len(own.pipeline.scheduler.timesteps)
         if self._previews is None:
-            wanted = self._params.num_previews
+            wanted = self.request.params.num_previews
             self._previews = [round(k * num_steps / (wanted + 1)) for k in range(1, wanted + 1)]
         self._num_looked += 1
         if self._num_looked not in self._previews:
@@ -169,7 +180,7 @@ class Drawing:
         tail.quantise()
         tail.remember(self._work.prompts, self.lora)
         tail.only_decode(own.last_result)
-        arguments = {name: value for name, value in self._arguments.items() if name not in {"sigmas", "timesteps"}}
+        arguments = {name: value for name, value in self._plan.arguments.items() if name not in {"sigmas", "timesteps"}}
         output = tail.pipeline(**arguments | {"latents": latents, "num_inference_steps": 1})
         pixels = media.pixels_of(output.images if hasattr(output, "images") else output.frames[0])
         for picture in pixels[:1]:
@@ -182,7 +193,7 @@ class Drawing:
                 self._emit("image", media.image_payload(picture, work.allocate))
                 self._wait(PAUSE)
         if "video" in outputs and hasattr(output, "frames") and not self._num_published:
-            for piece in media.video_pieces(media.pixels_of(output.frames)[0], self._time_base, work.allocate):
+            for piece in media.video_pieces(media.pixels_of(output.frames)[0], self._plan.time_base, work.allocate):
                 self._emit("video", piece)
                 self._wait(PAUSE)
         sound = getattr(output, "audios", getattr(output, "audio", None))

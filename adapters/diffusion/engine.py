@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import msgspec
 
 from adapters.diffusion.arguments import Call
 from adapters.diffusion.batching import Waiting, choose
-from adapters.diffusion.drawing import Drawing, Work
+from adapters.diffusion.drawing import Drawing, Plan, Work
 from adapters.diffusion.families import Family, family_in
 from adapters.diffusion.interposed import Prompts, forget_history
 from adapters.diffusion.joining import ModelCall
@@ -40,6 +40,10 @@ class Diffusers(StepEngine):
     Options: ClassVar[type[msgspec.Struct]] = DiffusionOptions
     Params: ClassVar[type[msgspec.Struct]] = DiffusionParams
     sleep_levels: ClassVar[frozenset[int]] = frozenset({1, 2})
+    drawing: ClassVar[type[Drawing]] = Drawing
+    """What one request is here."""
+    without: ClassVar[frozenset[str]] = frozenset()
+    """Parts of pipelines that are in other stages."""
 
     def __init__(self, options: DiffusionOptions, context: Context) -> None:
         super().__init__(options, context)
@@ -67,7 +71,7 @@ class Diffusers(StepEngine):
         if (family := family_in(self.options.model)) is not None:
             self._check_edges(family)
         self._loader = ModelLoader(self.options, self.context, report)
-        self._pipeline = load_pipeline(self._loader, self.options)
+        self._pipeline = load_pipeline(self._loader, self.options, self.without)
         family = Family(type(self._pipeline).__name__)
         self._check_edges(family)
         self._call = Call(self._pipeline, family, self.options)
@@ -78,7 +82,7 @@ class Diffusers(StepEngine):
         self._work = Work(self._pipeline, self._call.takes, self._prompts, self.context.allocate, self._call.rate_hz)
         self._work.publishes_frames = family.publishes_frames
         self._pool = ThreadPoolExecutor(self.options.max_resident, thread_name_prefix=self.name)
-        if self.options.warm_up:
+        if self.options.warm_up and not self.without:  # a part has no input of its own to warm up with
             self._warm_up(report)
 
     def _check_edges(self, family: Family) -> None:
@@ -122,19 +126,21 @@ class Diffusers(StepEngine):
             BadInput: it can't be honoured.
         """
         params: DiffusionParams = request.params
-        loras = self.options.loras
-        if params.lora is not None and params.lora.name not in loras:
-            allowed = ", ".join(sorted(loras)) or "none, the stage has no loras"
-            raise BadInput(
-                f"lora: unknown adapter '{params.lora.name}'{did_you_mean(params.lora.name, loras)} (known: {allowed})",
-                field="lora",
-            )
+        self._check_lora(params.lora)
         if params.num_previews and not self._can_preview():
             raise BadInput(
                 f"num_previews: {params.num_previews} came, and the model's pipeline can't show any (allowed: 0)",
                 field="num_previews",
             )
-        self._begin(request, self._call.arguments(params, inputs))
+        self._begin(request, self._call.arguments(params, inputs), inputs)
+
+    def _check_lora(self, lora: Lora | None) -> None:
+        loras = self.options.loras
+        if lora is not None and lora.name not in loras:
+            known = ", ".join(sorted(loras)) or "none, the stage has no loras"
+            raise BadInput(
+                f"lora: unknown adapter '{lora.name}'{did_you_mean(lora.name, loras)} (known: {known})", field="lora"
+            )
 
     def _can_preview(self) -> bool:
         """Whether its pipeline decodes latents that it is given, and they are not where it begins from a picture."""
@@ -142,17 +148,13 @@ class Diffusers(StepEngine):
         makes_pictures = Family(type(self._pipeline).__name__).media != {"audio"}
         return makes_pictures and {"latents", "num_inference_steps"} <= takes and "strength" not in takes
 
-    def _begin(self, request: EngineRequest, arguments: dict[str, Any]) -> None:
+    def _begin(
+        self, request: EngineRequest, arguments: dict[str, Any], inputs: Mapping[str, Sequence[Payload]] = {}
+    ) -> None:
         assert self._pool is not None
         call = self._call
-        self._live[request.id] = Drawing(
-            request,
-            self._work,
-            arguments,
-            call.num_steps(arguments),
-            call.time_base(request.params),
-            self._pool,
-        )
+        plan = Plan(arguments, call.num_steps(arguments), call.time_base(request.params.fps), inputs)
+        self._live[request.id] = self.drawing(request, self._work, plan, self._pool)
 
     def step(self, requests: Sequence[RequestId]) -> list[Event]:
         """Run one unit of one of these requests, or one model call of several."""

@@ -19,6 +19,27 @@ from typing import Any
 from adapters.diffusion.joining import History, ModelCall
 from adapters.diffusion.media import QuantisingProcessor
 
+
+class ConfigOnly:
+    """Stands in for a part that is in another stage: knows its configuration and has no weights."""
+
+    def __init__(self, module: Any, device: Any) -> None:
+        self._module = module
+        self.device = device
+        """Where it would compute: pipelines move what they are about to hand to it there."""
+
+    def parameters(self) -> Iterator[Any]:
+        """Return an empty tensor there, by which pipelines, too, find out where that is."""
+        import torch
+
+        yield torch.empty(0, device=self.device, dtype=self._module.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in {"_module", "_hf_hook"}:
+            raise AttributeError(name)
+        return getattr(self._module, name)
+
+
 DENOISERS = ("transformer", "transformer_2", "transformer_3", "unet", "dit")
 """What pipelines call the models of their loop."""
 
@@ -73,7 +94,7 @@ class Interposed:
         for part, component in pipeline.components.items():
             if part.endswith("scheduler") and component is not None:
                 self._own[part] = copy.deepcopy(component)
-        if _is_module(getattr(pipeline, "vae", None)):
+        if getattr(pipeline, "vae", None) is not None:
             self._own["vae"] = copy.copy(pipeline.vae)
         # It would reset the step caches of all requests, and move models that others are using.
         self._own["maybe_free_model_hooks"] = lambda: None
@@ -127,6 +148,10 @@ class Interposed:
 
         self._own["encode_prompt"] = encode_prompt
 
+    def replace(self, method: str, function: Callable[..., Any]) -> None:
+        """Let a method of the pipeline be another function."""
+        self._own[method] = function
+
     def before_decode(self, say: Callable[[], None]) -> None:
         """Let `say` be called before its VAE decodes."""
         vae = self._own.get("vae")
@@ -164,15 +189,14 @@ class Interposed:
         vars(vae)["_modules"] = {**vars(vae)["_modules"], "decoder": decoder}
         self._own["video_processor"] = _AlreadyPublished(processor)
 
-    def after_scheduler_step(self, look: Callable[[Any, Any], None]) -> None:
-        """Let `look` have, after each step of the scheduler, the sample and what it would be at the end by now."""
+    def after_scheduler_step(self, look: Callable[[Any], None]) -> None:
+        """Let `look` have, after each step of the scheduler, what the sample would be at the end by now."""
         scheduler = self.pipeline.scheduler
         step = scheduler.step
 
         def step_and_look(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
             found = step(model_output, timestep, sample, *args, **kwargs)
-            previous = found[0]
-            look(previous, _end_of(scheduler, model_output, previous))
+            look(_end_of(scheduler, model_output, found[0]))
             return found
 
         vars(scheduler)["step"] = step_and_look

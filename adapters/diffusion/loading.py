@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-from adapters.diffusion.interposed import DENOISERS
+from adapters.diffusion.interposed import DENOISERS, ConfigOnly
 from adapters.diffusion.options import DiffusionOptions, Quantization, cache_config
 from adapters.transformers_model import ModelLoader
 from omni_bus.errors import StartFailed
 
 
-def load_pipeline(loader: ModelLoader, options: DiffusionOptions, **parts: Any) -> Any:
+def load_pipeline(loader: ModelLoader, options: DiffusionOptions, without: Container[str] = ()) -> Any:
     """Return a pipeline where it computes, with all that the options ask for.
 
     Args:
         loader: of its folder or name.
         options: of the stage.
-        parts: components that stand in for those of the folder.
+        without: parts that are in other stages; models of diffusers' own keep their configuration.
 
     Raises:
         StartFailed: it isn't there, or can't do something of that; names the option.
@@ -31,7 +31,8 @@ def load_pipeline(loader: ModelLoader, options: DiffusionOptions, **parts: Any) 
     dtype = torch.float32 if options.dtype == "auto" and loader.on_cpu else None
     if options.dtype != "auto":
         dtype = getattr(torch, options.dtype)
-    arguments: dict[str, Any] = dict(parts) if dtype is None else dict(parts) | {"dtype": dtype}
+    absent = _absent(loader, without, dtype)
+    arguments: dict[str, Any] = dict(absent) if dtype is None else absent | {"dtype": dtype}
     packed = {part: kind for part, kind in options.quantization.items() if kind != "fp8_storage"}
     if packed:
         arguments["quantization_config"] = _packing(packed, dtype or torch.bfloat16)
@@ -40,24 +41,50 @@ def load_pipeline(loader: ModelLoader, options: DiffusionOptions, **parts: Any) 
     except (AttributeError, TypeError) as error:  # a class that this diffusers doesn't know, or other parts
         raise loader.refused(f"{type(error).__name__}: {error}") from error
     pipeline.set_progress_bar_config(disable=True)
+    for name, part in absent.items():
+        if part is not None:
+            vars(pipeline)[name] = ConfigOnly(part, loader.device)
     _set_up(pipeline, options, loader)
     return pipeline
 
 
-def config_only(folder: str, part: str, dtype: Any) -> Any:
-    """Return a part of diffusers' without weights; a pipeline can ask it for its configuration."""
+def _absent(loader: ModelLoader, names: Container[str], dtype: Any) -> dict[str, Any]:
+    """Return what stands for parts that aren't loaded: models without weights, or nothing."""
     import diffusers
+    import torch
     from accelerate import init_empty_weights
 
-    index = diffusers.DiffusionPipeline.load_config(folder)
-    component = getattr(diffusers, index[part][1])
-    with init_empty_weights():
-        return component.from_config(component.load_config(folder, subfolder=part)).to(dtype)
+    found: dict[str, Any] = {}
+    for part, kind in loader.part("reading the index", _Index).items():
+        if part not in names or not isinstance(kind, (list, tuple)) or kind[0] is None:
+            continue
+        component = getattr(diffusers, kind[1], None) if kind[0] == "diffusers" else None
+        if component is None:
+            found[part] = None
+            continue
+        with init_empty_weights():
+            model = component.from_config(component.load_config(loader.folder, subfolder=part))
+        # Past diffusers' own `to`, which warns of layers that keep their precision; these have no numbers.
+        found[part] = model if dtype is None else torch.nn.Module.to(model, dtype)
+    return found
+
+
+class _Index:
+    """A pipeline's table of parts, as something that is loaded."""
+
+    @staticmethod
+    def from_pretrained(folder: str) -> dict[str, Any]:
+        from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+        return dict(DiffusionPipeline.load_config(folder))
 
 
 def _set_up(pipeline: Any, options: DiffusionOptions, loader: ModelLoader) -> None:
     """Apply the options, in the order in which they build on each other."""
-    denoisers = [part for name in DENOISERS if hasattr(part := getattr(pipeline, name, None), "parameters")]
+    import torch
+
+    found = [getattr(pipeline, name, None) for name in DENOISERS]
+    denoisers: list[Any] = [part for part in found if isinstance(part, torch.nn.Module)]
     for fused in options.fused_loras:
         _try("fused_loras", lambda fused=fused: _fuse(pipeline, fused.path, fused.scale))
     for name, path in options.loras.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omni_bus.errors import BadInput, StageFailed
-from omni_bus.wire.payloads import Audio, Blob, Image, Video
+from omni_bus.wire.payloads import Audio, Blob, Dtype, Image, Latents, Payload, Tensor, Video
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,6 +76,37 @@ def _in_place(pixels: torch.Tensor, allocate: Allocate) -> Blob:
     blob = allocate(pixels.numel())
     torch.frombuffer(blob.view, dtype=torch.uint8).view(pixels.shape).copy_(pixels)
     return blob
+
+
+def raw(tensor: torch.Tensor, allocate: Allocate) -> tuple[Dtype, tuple[int, ...], Blob]:
+    """Return a tensor's element type, shape and bytes."""
+    import torch
+
+    dtype = cast("Dtype", str(tensor.dtype).removeprefix("torch."))
+    return dtype, tuple(tensor.shape), _in_place(tensor.contiguous().flatten().view(torch.uint8), allocate)
+
+
+def tensor_of(payload: Payload) -> torch.Tensor:
+    """Return a tensor of a payload, in memory of its own."""
+    import torch
+
+    assert isinstance(payload, Tensor | Latents)
+    dtype = getattr(torch, payload.dtype)
+    if not len(payload.data):
+        return torch.empty(payload.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(payload.data.view), dtype=dtype).reshape(payload.shape)
+
+
+class Pictures(NamedTuple):
+    """Output of a stage that isn't a whole pipeline."""
+
+    images: Any
+
+
+class Clips(NamedTuple):
+    """Output of a stage that isn't a whole pipeline."""
+
+    frames: Any
 
 
 def image_payload(pixels: torch.Tensor, allocate: Allocate) -> Image:

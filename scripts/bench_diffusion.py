@@ -184,9 +184,7 @@ def main() -> None:
     by_the_engine(engine, warm, args.concurrency)
     _, seconds, _ = one_after_another(pipeline, warm[:3], call)
     rate = args.load * 3 / seconds
-    print(
-        f"the pipeline alone: {3 / seconds:.2f} pictures a second; {args.requests} requests arrive at {rate:.2f} a second"
-    )
+    print(f"the pipeline alone: {3 / seconds:.2f} pictures a second; requests arrive at {rate:.2f} a second")
     throughputs, means = [], []
     for index in range(args.rounds):
         jobs = load_of(args.requests, rate, STEPS[args.size], seed=index)

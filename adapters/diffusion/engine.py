@@ -18,6 +18,7 @@ from adapters.diffusion.joining import ModelCall
 from adapters.diffusion.loading import load_pipeline
 from adapters.diffusion.options import DiffusionOptions, problems_of
 from adapters.diffusion.params import ACCEPTS, EMITS, MEDIA, OPTIONAL_INPUTS, DiffusionParams, Lora
+from adapters.handover import start_threads
 from adapters.transformers_model import ModelLoader
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, Report, StepEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed, did_you_mean
@@ -81,7 +82,9 @@ class Diffusers(StepEngine):
             raise self._loader.refused(f"{family.class_name} doesn't say how long its sound is, or at which rate")
         self._work = Work(self._pipeline, self._call.takes, self._prompts, self.context.allocate, self._call.rate_hz)
         self._work.publishes_frames = family.publishes_frames
-        self._pool = ThreadPoolExecutor(self.options.max_resident, thread_name_prefix=self.name)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.options.max_resident, thread_name_prefix=self.name)
+            start_threads(self._pool, self.options.max_resident)
         if self.options.warm_up and not self.without:  # a part has no input of its own to warm up with
             self._warm_up(report)
 
@@ -244,11 +247,16 @@ class Diffusers(StepEngine):
 
     def close(self) -> None:
         """Let go of the weights and the threads."""
-        for request in list(self._live):
-            self.abort(request)
+        self.unload()
         if self._pool is not None:
             self._pool.shutdown()
-        self._pool = self._pipeline = self._lora = None
+        self._pool = None
+
+    def unload(self) -> None:
+        """Let go of the weights."""
+        for request in list(self._live):
+            self.abort(request)
+        self._pipeline = self._lora = None
         self._prompts.clear()
         for name in ("_work", "_call"):
             vars(self).pop(name, None)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-diffusers: Any = pytest.importorskip("diffusers")
 
 import tiny_diffusion  # type: ignore[import-not-found] (put on the path above)
 from drawn import begin_with, inputs_of, pixels_in, run  # type: ignore[import-not-found] (put on the path above)
@@ -23,6 +22,8 @@ from omni_bus.testing import make_engine
 
 if TYPE_CHECKING:
     from omni_bus.testing import Collected
+
+diffusers: Any = tiny_diffusion.D
 
 pytestmark = [
     pytest.mark.model,

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 import torch
-import transformers as T
+import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny  # type: ignore[import-not-found] (put on the path above)
 
+T: Any = transformers
 D: Any = importlib.import_module("diffusers")
 
 SIDE = {"height": 64, "width": 64}
@@ -222,7 +223,8 @@ def prx_pixel() -> Any:
 def pixart() -> Any:
     dit = D.PixArtTransformer2DModel(
         sample_size=8, num_layers=1, patch_size=2, attention_head_dim=8, num_attention_heads=3, caption_channels=32,
-        in_channels=4, cross_attention_dim=24, out_channels=8, norm_type="ada_norm_single", use_additional_conditions=False,
+        in_channels=4, cross_attention_dim=24, out_channels=8, norm_type="ada_norm_single",
+        use_additional_conditions=False,
     )  # fmt: skip
     return D.PixArtSigmaPipeline(
         tokenizer=tokens(), text_encoder=t5(), vae=image_vae(4), transformer=dit, scheduler=noise_steps()
@@ -259,7 +261,8 @@ def lumina2() -> Any:
 def aura_flow() -> Any:
     dit = D.AuraFlowTransformer2DModel(
         sample_size=32, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=1, attention_head_dim=8,
-        num_attention_heads=4, caption_projection_dim=32, joint_attention_dim=32, out_channels=4, pos_embed_max_size=256,
+        num_attention_heads=4, caption_projection_dim=32, joint_attention_dim=32, out_channels=4,
+        pos_embed_max_size=256,
     )  # fmt: skip
     return D.AuraFlowPipeline(
         tokenizer=tokens(), text_encoder=t5("UMT5"), vae=image_vae(4), transformer=dit, scheduler=flow()
@@ -297,8 +300,8 @@ def ltx(name: str = "LTXPipeline") -> Any:
 
 def cogvideox(name: str = "CogVideoXPipeline") -> Any:
     dit = D.CogVideoXTransformer3DModel(
-        num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2, text_embed_dim=32,
-        num_layers=1, sample_width=8, sample_height=8, sample_frames=9, patch_size=2, temporal_compression_ratio=4,
+        num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2,
+        text_embed_dim=32, num_layers=1, sample_width=8, sample_height=8, sample_frames=9, patch_size=2, temporal_compression_ratio=4,
         max_text_seq_length=16,
     )  # fmt: skip
     vae = D.AutoencoderKLCogVideoX(

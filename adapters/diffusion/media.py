@@ -142,7 +142,7 @@ def audio_pieces(sound: Any, rate_hz: int, allocate: Allocate) -> Iterator[Audio
     frames = (pcm[:, None] if pcm.ndim == 1 else pcm.T).contiguous()
     for first in range(0, len(frames), rate_hz):
         piece = frames[first : first + rate_hz]
-        yield Audio(rate_hz, piece.shape[1], "s16", _in_place(piece.view(torch.uint8), allocate))
+        yield Audio(rate_hz, piece.shape[1], "s16", _in_place(piece.flatten().view(torch.uint8), allocate))
 
 
 def picture(payload: Image, field: str) -> Any:

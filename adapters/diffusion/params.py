@@ -73,7 +73,7 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     strength: Annotated[float, Meta(ge=0, le=1)] | None = None
     """How much of the picture or clip to begin with is replaced: 1 keeps nothing of it."""
     num_previews: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Pictures for the port ``preview``, evenly over the steps."""
+    """Pictures for the port ``preview``, evenly over the steps; at most one a step."""
     lora: Lora | None = None
     extra: dict[str, Argument] = msgspec.field(default_factory=dict)
     """Other arguments of the pipeline's call, by their names in diffusers."""

@@ -50,6 +50,27 @@ def test_family_draws_what_its_pipeline_draws(name: str, tmp_path: Path, monkeyp
     expected = np.stack([np.asarray(p) for p in (output.images if hasattr(output, "images") else output.frames[0])])
 
     engine = make_engine(Diffusers, {"model": str(tmp_path), "call": sample.call, "warm_up": False})
+    red = ("a red cube", {"seed": 7})
+    floats = _recorded(monkeypatch)
+    try:
+        [alone] = run(engine, red, inputs=inputs_of(sample.inputs))
+        of_alone = np.concatenate([part.ravel() for part in floats])
+        floats.clear()
+        if not sample.inputs:  # variants have the same models; here the other begins later and ends later
+            run(engine, red, ("a whale", {"seed": 8, "num_inference_steps": 5}))
+            of_beside = np.concatenate([part.ravel() for part in floats])[: of_alone.size]
+            assert np.abs(of_beside - of_alone).max() <= 1e-5 * np.abs(of_alone).max()
+    finally:
+        engine.close()
+
+    assert np.array_equal(pixels_in(alone), expected)
+    assert expected.std() > 5
+    assert _phases(alone)[0] == "encode"
+    assert _phases(alone).count("denoise") == getattr(pipeline, "num_timesteps", 3)
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray[Any, Any]]:
+    """Return a list that gets all pixels as they were before they became bytes."""
     floats: list[np.ndarray[Any, Any]] = []
     quantised = media.quantised
 
@@ -58,25 +79,7 @@ def test_family_draws_what_its_pipeline_draws(name: str, tmp_path: Path, monkeyp
         return quantised(values)
 
     monkeypatch.setattr(media, "quantised", recorded)
-    red = ("a red cube", {"seed": 7})
-    try:
-        [alone] = run(engine, red, inputs=inputs_of(sample.inputs))
-        of_alone = np.concatenate([part.ravel() for part in floats])
-        floats.clear()
-        # The other begins later, takes more steps and so ends later.
-        beside, _ = run(
-            engine, red, ("a whale", {"seed": 8, "num_inference_steps": 5}), inputs=inputs_of(sample.inputs)
-        )
-        of_beside = np.concatenate([part.ravel() for part in floats])[: of_alone.size]
-    finally:
-        engine.close()
-
-    assert np.array_equal(pixels_in(alone), expected)
-    assert expected.std() > 5
-    assert np.abs(of_beside - of_alone).max() <= 1e-5 * np.abs(of_alone).max()
-    assert _phases(alone)[0] == "encode"
-    assert _phases(alone).count("denoise") == getattr(pipeline, "num_timesteps", 3)
-    assert pixels_in(beside).shape == expected.shape
+    return floats
 
 
 def _phases(result: Collected) -> list[str]:

@@ -301,7 +301,8 @@ def ltx(name: str = "LTXPipeline") -> Any:
 def cogvideox(name: str = "CogVideoXPipeline") -> Any:
     dit = D.CogVideoXTransformer3DModel(
         num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2,
-        text_embed_dim=32, num_layers=1, sample_width=8, sample_height=8, sample_frames=9, patch_size=2, temporal_compression_ratio=4,
+        text_embed_dim=32, num_layers=1, sample_width=8, sample_height=8, sample_frames=9, patch_size=2,
+        temporal_compression_ratio=4,
         max_text_seq_length=16,
     )  # fmt: skip
     vae = D.AutoencoderKLCogVideoX(
@@ -331,7 +332,8 @@ def hunyuan_video() -> Any:
         max_position_embeddings=512, pad_token_id=0,
     ))  # fmt: skip
     return D.HunyuanVideoPipeline(
-        text_encoder=llama, tokenizer=tokens(512), text_encoder_2=clip(longest=77), tokenizer_2=tokens(77), transformer=dit,
+        text_encoder=llama, tokenizer=tokens(512), text_encoder_2=clip(longest=77), tokenizer_2=tokens(77),
+        transformer=dit,
         vae=vae, scheduler=flow(),
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ Needs torch and diffusers; nothing of a deployment.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import statistics
 import tempfile
@@ -46,9 +47,10 @@ class Job(msgspec.Struct, frozen=True):
 
 def make_model(size: str, folder: Path) -> None:
     """Save a pipeline with random weights, made on the device."""
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
     import torch
-    import transformers
+
+    transformers: Any = importlib.import_module("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = LARGE if size == "large" else SMALL
@@ -157,7 +159,7 @@ def by_the_engine(engine: Diffusers, jobs: list[Job], concurrency: int) -> tuple
 
 
 def main() -> None:
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -88,7 +88,7 @@ class Call:
         """Return a call to warm up with."""
         import PIL.Image
 
-        found = dict(self._options.call) | {"prompt": "rain"}
+        found: dict[str, Any] = dict(self._options.call) | {"prompt": "rain"}
         if "num_inference_steps" in self.takes:
             found["num_inference_steps"] = 2  # solvers of second order want more than one
         side = 64 * max(1, self._side_multiple // 64)

@@ -448,6 +448,36 @@ def test_sound_is_the_pipelines_own(tmp_path: Path) -> None:
     assert [piece.num_frames for piece in result.port("audio")] == [8000, 4000]
 
 
+def test_sounds_at_different_steps_share_the_models_calls(tmp_path: Path) -> None:
+    folder = tiny.stable_audio(tmp_path)
+    engine = make_engine(Diffusers, {"model": folder, "call": {"num_inference_steps": 3}, "warm_up": False})
+    requests = [("rain", {"seed": 1}), ("wind", {"seed": 2, "num_inference_steps": 5})]
+    apart = [np.frombuffer(run(engine, request)[0].pcm, "<i2").astype(int) for request in requests]
+    together = [np.frombuffer(result.pcm, "<i2").astype(int) for result in run(engine, *requests)]
+    engine.close()
+
+    assert max(np.abs(a - b).max() for a, b in zip(apart, together, strict=True)) <= 1
+    assert min(sound.std() for sound in apart) > 1000
+
+
+def test_video_and_its_sound_come_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tiny_diffusion.lively(tiny_diffusion.ltx2()).save_pretrained(tmp_path)
+    call = {"width": 32, "height": 32, "num_frames": 5, "num_inference_steps": 2, "max_sequence_length": 16}
+    engine = make_engine(Diffusers, {"model": str(tmp_path), "call": call, "warm_up": False})
+    [result] = run(engine, RED)
+    engine.close()
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(tmp_path)
+    pipeline.set_progress_bar_config(disable=True)
+    output = pipeline("a red cube", generator=torch.Generator().manual_seed(7), output_type="np", **call)
+    sound = (output.audio[0].float().clamp(-1, 1).T * 32767).round().numpy().astype("<i2")
+
+    assert np.array_equal(pixels_in(result), (output.frames[0] * 255).round().astype(np.uint8))
+    assert result.pcm == sound.tobytes()
+    assert (result.port("audio")[0].rate_hz, result.port("audio")[0].channels) == (16_000, 2)
+    assert sound.std() > 0
+
+
 @pytest.mark.parametrize(
     "name",
     ["ZImagePipeline", "QwenImagePipeline", "FluxPipeline", "StableDiffusionXLPipeline", "WanPipeline", "LTXPipeline"],

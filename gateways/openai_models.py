@@ -49,13 +49,16 @@ SEGMENTS = "segments"
 EVENTS = "events"
 """The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
 
+OBSERVATION, ACTIONS = "observation", "actions"
+"""The ports of pipelines that act: robots' policies."""
+
 PROMPT = "prompt"
 """The input port of pipelines that make sound or music: its description."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_converse)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_converse, can_act)
     return any(can(pipeline) for can in does)
 
 
@@ -111,6 +114,11 @@ def can_transcribe(pipeline: Pipeline) -> bool:
 def can_make_sound(pipeline: Pipeline) -> bool:
     """Whether it makes the sound or music that a text describes."""
     return pipeline.inputs == {PROMPT: "text"} and pipeline.outputs == {SOUND: "audio"}
+
+
+def can_act(pipeline: Pipeline) -> bool:
+    """Whether it turns a robot's observations into actions."""
+    return pipeline.inputs == {OBSERVATION: "record"} and pipeline.outputs.get(ACTIONS) == "record"
 
 
 def can_converse(pipeline: Pipeline) -> bool:

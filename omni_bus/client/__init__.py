@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omni_bus.client.failures import ClientError, ConnectFailed, ConnectionLost, EventRefused, ResumeFailed
     from omni_bus.client.playback import PlaybackClock
     from omni_bus.client.realtime import Realtime, connect_realtime
+    from omni_bus.client.robot import Robot, connect_robot
     from omni_bus.client.speech_stream import SpeechStream, connect_speech_stream
 
 __all__ = [
@@ -41,9 +42,11 @@ __all__ = [
     "Request",
     "RequestEvent",
     "ResumeFailed",
+    "Robot",
     "SpeechStream",
     "connect_duplex",
     "connect_realtime",
+    "connect_robot",
     "connect_speech_stream",
 ]
 
@@ -53,6 +56,7 @@ _MODULES = {
     "failures": ("ClientError", "ConnectFailed", "ConnectionLost", "EventRefused", "ResumeFailed"),
     "playback": ("PlaybackClock",),
     "realtime": ("Realtime", "connect_realtime"),
+    "robot": ("Robot", "connect_robot"),
     "speech_stream": ("SpeechStream", "connect_speech_stream"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -162,6 +162,15 @@ def test_cancel_leaves_no_step_and_no_thread_behind(engine: Diffusers) -> None:
     run(engine, RED)  # all threads are free again, or this would wait for ever
 
 
+def test_as_many_as_a_step_takes_may_be_under_way(folders: Any) -> None:
+    """Each needs a thread, whatever `max_resident` says."""
+    engine = engine_of(folders, "ZImagePipeline", {"max_num_seqs": 4, "max_resident": 1})
+    results = run(engine, *(("a cube", {"seed": n, "num_inference_steps": 6}) for n in range(4)))
+    engine.close()
+
+    assert all(result.is_finished for result in results)
+
+
 def test_failure_of_one_leaves_the_others(engine: Diffusers, monkeypatch: pytest.MonkeyPatch) -> None:
     [alone] = run(engine, RED)
     decode = diffusers.AutoencoderKL.decode
@@ -258,6 +267,14 @@ def test_media_that_the_model_begins_with_must_come(
     if twice:
         with pytest.raises(BadInput, match=r"^images: 2 came \(allowed: 1\)"):
             run(engine, RED, inputs=twice)
+    engine.close()
+
+
+def test_one_side_alone_keeps_the_limit_of_pixels(folders: Any) -> None:
+    engine = make_engine(Diffusers, {"model": folders("ZImagePipeline"), "warm_up": False})
+    for side in ("width", "height"):
+        with pytest.raises(BadInput, match=rf"^{side}: .* came \(allowed: at most 4194304 pixels\)"):
+            run(engine, ("x", {side: 16384}))
     engine.close()
 
 

@@ -105,16 +105,12 @@ class Mp4File:
         expects_sound: sound may come too, which must be known when the head is laid out.
     """
 
-    def __init__(
-        self, fd: int, converter: Converter, settings: Settings, *, expects_sound: bool = False
-    ) -> None:
+    def __init__(self, fd: int, converter: Converter, settings: Settings, *, expects_sound: bool = False) -> None:
         import av
 
         self._converter = converter
         self._settings = settings
-        self._container: Any = av.open(
-            f"/proc/self/fd/{fd}", "w", format="mp4", options={"movflags": "faststart"}
-        )
+        self._container: Any = av.open(f"/proc/self/fd/{fd}", "w", format="mp4", options={"movflags": "faststart"})
         self._expects_sound = expects_sound
         self._held: list[Any] = []
         """Packets from before it was known whether there is sound; small beside the frames."""
@@ -230,8 +226,8 @@ class _Sound:
 class Mp4Fragments:
     """A fragmented MP4 (ISO/IEC 14496-12, 8.8) of frames alone, a fragment or more for each payload, without delay.
 
-    Concatenated they are a file. Each fragment is made by a muxer of its own, since FFmpeg's would keep a fragment until
-    the next one begins; its head is left out of all but the first.
+    Concatenated they are a file. Each fragment is made by a muxer of its own, since FFmpeg's would keep a fragment
+    until the next one begins; its head is left out of all but the first.
 
     Args:
         converter: converts the frames.

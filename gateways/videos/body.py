@@ -1,4 +1,4 @@
-"""What a request for a video says, as a form, as JSON or as a socket's first message: checked, and told to its stages."""
+"""What a request for a video says, as a form, as JSON or as a socket's first message; what goes to which stage."""
 
 from __future__ import annotations
 

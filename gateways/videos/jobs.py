@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from omni_bus.media.mp4 import Facts
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -20,6 +17,35 @@ ALMOST = 99
 PHASES = ("encode", "denoise", "decode")
 
 LOST = "the server stopped before the video was made; create it again"
+
+
+class Facts(Protocol):
+    """What a file came to, as `omni_bus.media.mp4.Facts` has it."""
+
+    @property
+    def width(self) -> int:
+        """Pixels."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        ...
+
+    @property
+    def num_frames(self) -> int:
+        """Frames."""
+        ...
+
+    @property
+    def has_sound(self) -> bool:
+        """There is a sound track."""
+        ...
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 PATH = "/v1/realtime/video"
 
+_MOMENTS = ("started", "active", "completed")
+"""Of an interaction; metadata says which ones a chunk has."""
+
 
 class LiveVideoRoute:
     """The route's handler and what its sessions need.
@@ -94,9 +97,9 @@ class _Session:
         self._sending = asyncio.Lock()
         self._is_interactive = False
         self._stall: asyncio.Timeout | None = None
-        self._num_chunks = 0
+        self._num_chunks = self._num_generated = 0
         self._event_ids: set[str] = set()
-        self._happening: dict[int, dict[str, list[str]]] = {}
+        self._happening: dict[int, dict[str, tuple[str, ...]]] = {}
         """What the metadata of chunks that are still to come says of interactions."""
 
     async def serve(self) -> None:
@@ -227,7 +230,6 @@ class _Session:
     async def _send_all(self, made: BusRequest, request: Request) -> None:
         pool = self._route.pool
         fragments = Mp4Fragments(pool.converter, request.wanted.settings)
-        num_generated = 0
         async for event in made:
             self._progress()
             if not isinstance(event, Item):
@@ -235,8 +237,8 @@ class _Session:
             match event.payload:
                 case Video() as video:
                     for piece in frame_slices(video):
-                        await self._send_fragments(fragments.feed_blocking, piece, index=num_generated)
-                    num_generated += 1
+                        await self._send_fragments(fragments.feed_blocking, piece, index=self._num_generated)
+                    self._num_generated += 1
                 case Json(value=value) if event.port == INTERACTIONS:
                     await self._on_told(value)
                 case _:
@@ -251,11 +253,13 @@ class _Session:
                 problem = Problem(400, f"interaction.{message}")
                 await self._send(_error(problem, self._id, event_id, "interaction_failed"))
             case {"chunk": int(chunk), "started": list(), "active": list(), "completed": list()}:
-                self._happening[chunk] = value
+                # Ports overtake each other: what comes after its chunk is told with the next one.
+                place = self._happening.setdefault(max(chunk, self._num_generated), dict.fromkeys(_MOMENTS, ()))
+                for moment in _MOMENTS:
+                    place[moment] = tuple(dict.fromkeys((*place[moment], *value[moment])))
             case _:
-                raise BadFrame(
-                    f"{INTERACTIONS}: another object came (allowed: chunk, started, active, completed; refused, message)"
-                )
+                allowed = f"chunk, {', '.join(_MOMENTS)}; refused, message"
+                raise BadFrame(f"{INTERACTIONS}: another object came (allowed: {allowed})")
 
     async def _send_fragments(self, make: Callable[..., Iterator[Fragment]], *args: Any, index: int | None) -> None:
         try:
@@ -272,7 +276,7 @@ class _Session:
                 "byte_length": len(fragment.data),
                 "generation_chunk_index": index,
                 "transport_chunk_index": self._num_chunks,
-                **{f"{name}_event_ids": happening.get(name, []) for name in ("started", "active", "completed")},
+                **{f"{moment}_event_ids": happening.get(moment, ()) for moment in _MOMENTS},
             }
             self._num_chunks += 1
             await self._send(metadata, fragment.data)

@@ -244,8 +244,9 @@ class OpenAIGateway(HttpGateway):
         app.router.add_post(VIDEOS, videos.create, expect_handler=expect)
         app.router.add_post(SYNC_PATH, videos.sync, expect_handler=expect)
         app.router.add_get(VIDEOS, videos.list)
-        app.router.add_get(f"{VIDEOS}/{{video_id}}", videos.retrieve)
-        app.router.add_delete(f"{VIDEOS}/{{video_id}}", videos.delete)
+        job = f"{VIDEOS}/{{video_id:(?!sync$)[^/]+}}"
+        app.router.add_get(job, videos.retrieve)
+        app.router.add_delete(job, videos.delete)
         app.router.add_get(f"{VIDEOS}/{{video_id}}/content", videos.content)
         app.router.add_get(videos_live.PATH, self._live_video.handle, allow_head=False)
         app.cleanup_ctx.append(videos.lifetime)

@@ -11,7 +11,8 @@ import openai
 import pytest
 from openai.types import Video
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "gateways"), str(Path(__file__).parents[1] / "media")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "gateways"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "media"))
 
 from samples import images  # type: ignore[import-not-found] (put on the path above)
 from videos import deployment_of  # type: ignore[import-not-found] (put on the path above)
@@ -43,9 +44,7 @@ async def test_video_is_made_and_downloaded(tmp_path: Path) -> None:
         assert await client.videos.retrieve(made.id) == made
 
         found = await client.videos.download_content(made.id)
-        await found.awrite_to_file(tmp_path / "a.mp4") if hasattr(found, "awrite_to_file") else found.write_to_file(
-            tmp_path / "a.mp4"
-        )
+        found.write_to_file(tmp_path / "a.mp4")
         with av.open(io.BytesIO((tmp_path / "a.mp4").read_bytes())) as container:
             stream = container.streams.video[0]
             assert (stream.width, stream.height, stream.average_rate) == (720, 1280, 2)

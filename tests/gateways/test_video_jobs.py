@@ -102,7 +102,7 @@ TestJobs.settings = settings(max_examples=100, stateful_step_count=20, deadline=
     ],
 )
 def test_report_that_is_none_is_refused(report: Any) -> None:
-    with pytest.raises(ValueError, match="progress: .*allowed"):
+    with pytest.raises(ValueError, match=r"progress: .*allowed"):
         jobs.advanced(new(status="in_progress"), report)
 
 

@@ -15,7 +15,8 @@ import av
 import msgspec
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "media")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "media"))
 
 from samples import images, png  # type: ignore[import-not-found] (put on the path above)
 from videos import (  # type: ignore[import-not-found] (put on the path above)
@@ -42,33 +43,35 @@ def active(deployment: Running) -> int:
 
 
 async def test_job_makes_the_video_that_was_asked_for() -> None:
-    async with running(deployment_of(stage="step_time_s = 0.02")) as deployment:
-        async with aiohttp.ClientSession(deployment.url) as session:
-            job = await create(session, num_frames=9, fps=12, size="96x80", model="film", user="me")
-            assert job["id"].startswith("video_gen_")
-            assert (job["object"], job["status"], job["progress"]) == ("video", "queued", 0)
-            assert (job["model"], job["size"], job["num_frames"], job["fps"]) == ("film", "96x80", 9, 12)
-            seen = [job["progress"]]
-            while (job := (await get(session, f"/{job['id']}"))[1])["status"] not in ("completed", "failed"):
-                seen.append(job["progress"])
-            assert job["status"] == "completed", job
-            assert seen == sorted(seen)
-            assert {21, 42, 64} & set(seen), "steps show as they are done"
-            assert (job["progress"], job["num_frames"], job["fps"], job["duration_s"]) == (100, 9, 12.0, 0.75)
-            assert job["expires_at"] == pytest.approx(job["completed_at"] + 86400, abs=1)
-            assert job["stage_durations"]["camera"] > 0
+    async with (
+        running(deployment_of(stage="step_time_s = 0.02")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        job = await create(session, num_frames=9, fps=12, size="96x80", model="film", user="me")
+        assert job["id"].startswith("video_gen_")
+        assert (job["object"], job["status"], job["progress"]) == ("video", "queued", 0)
+        assert (job["model"], job["size"], job["num_frames"], job["fps"]) == ("film", "96x80", 9, 12)
+        seen = [job["progress"]]
+        while (job := (await get(session, f"/{job['id']}"))[1])["status"] not in ("completed", "failed"):
+            seen.append(job["progress"])
+        assert job["status"] == "completed", job
+        assert seen == sorted(seen)
+        assert {21, 42, 64} & set(seen), "steps show as they are done"
+        assert (job["progress"], job["num_frames"], job["fps"], job["duration_s"]) == (100, 9, 12.0, 0.75)
+        assert job["expires_at"] == pytest.approx(job["completed_at"] + 86400, abs=1)
+        assert job["stage_durations"]["camera"] > 0
 
-            status, data, headers = await content(session, job["id"])
-            assert (status, headers["Content-Type"]) == (200, "video/mp4")
-            assert job["file_name"] in headers["Content-Disposition"]
-            assert marks_of(data) == [PictureMark("a_cat", i, 9) for i in range(9)]
-            with av.open(io.BytesIO(data)) as container:
-                assert [stream.type for stream in container.streams] == ["video", "audio"]
-            status, part, headers = await content(session, job["id"], Range="bytes=10-19")
-            assert (status, part) == (206, data[10:20])
-            assert headers["Content-Range"] == f"bytes 10-19/{len(data)}"
-            status, _, _ = await content(session, job["id"], Range="bytes=999999999-")
-            assert status == 416
+        status, data, headers = await content(session, job["id"])
+        assert (status, headers["Content-Type"]) == (200, "video/mp4")
+        assert job["file_name"] in headers["Content-Disposition"]
+        assert marks_of(data) == [PictureMark("a_cat", i, 9) for i in range(9)]
+        with av.open(io.BytesIO(data)) as container:
+            assert [stream.type for stream in container.streams] == ["video", "audio"]
+        status, part, headers = await content(session, job["id"], Range="bytes=10-19")
+        assert (status, part) == (206, data[10:20])
+        assert headers["Content-Range"] == f"bytes 10-19/{len(data)}"
+        status, _, _ = await content(session, job["id"], Range="bytes=999999999-")
+        assert status == 416
 
 
 async def test_sound_is_left_out_where_it_is_not_wanted() -> None:
@@ -152,17 +155,19 @@ async def test_job_that_waits_for_its_turn_is_deleted_too() -> None:
 
 
 async def test_failed_job_says_why() -> None:
-    async with running(deployment_of(stage="fail_at_step = 2")) as deployment:
-        async with aiohttp.ClientSession(deployment.url) as session:
-            job = await until(session, (await create(session))["id"])
-            assert (job["status"], job["error"]["code"]) == ("failed", 500)
-            assert job["completed_at"]
-            assert job["file_name"] is None
-            status, data, _ = await content(session, job["id"])
-            assert (status, msgspec.json.decode(data)["error"]["code"]) == (422, 422)
-            async with session.delete(f"{VIDEOS}/{job['id']}") as response:
-                assert response.status == 200
-            assert endings(deployment) == []
+    async with (
+        running(deployment_of(stage="fail_at_step = 2")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        job = await until(session, (await create(session))["id"])
+        assert (job["status"], job["error"]["code"]) == ("failed", 500)
+        assert job["completed_at"]
+        assert job["file_name"] is None
+        status, data, _ = await content(session, job["id"])
+        assert (status, msgspec.json.decode(data)["error"]["code"]) == (422, 422)
+        async with session.delete(f"{VIDEOS}/{job['id']}") as response:
+            assert response.status == 200
+        assert endings(deployment) == []
 
 
 async def test_number_of_jobs_is_bounded() -> None:
@@ -178,10 +183,12 @@ async def test_number_of_jobs_is_bounded() -> None:
 
 async def test_references_of_waiting_jobs_are_bounded() -> None:
     gateway = "max_waiting_bytes = 10000\nvideos_at_once = 1"
-    async with running(deployment_of(stage=SLOW, gateway=gateway)) as deployment:
-        async with aiohttp.ClientSession(deployment.url) as session:
-            assert await _upload(session, png(48, 48)) == 200  # 6912 bytes decoded
-            assert await _upload(session, png(48, 48)) == 503
+    async with (
+        running(deployment_of(stage=SLOW, gateway=gateway)) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        assert await _upload(session, png(48, 48)) == 200  # 6912 bytes decoded
+        assert await _upload(session, png(48, 48)) == 503
 
 
 async def test_jobs_go_on_while_the_gateway_drains() -> None:
@@ -233,29 +240,35 @@ async def test_job_of_a_gateway_that_died_is_over(tmp_path: Path, *, has_file: b
 
 async def test_other_processes_of_a_gateway_see_and_delete_its_jobs(tmp_path: Path) -> None:
     toml = deployment_of(stage=SLOW, gateway=f'videos_dir = "{tmp_path}/videos"')
-    async with running(toml) as one, running(toml) as two:
-        async with aiohttp.ClientSession(one.url) as session, aiohttp.ClientSession(two.url) as other:
-            video_id = (await create(session))["id"]
-            await until(other, video_id, "in_progress")
-            async with other.delete(f"{VIDEOS}/{video_id}") as response:
-                assert response.status == 200
-            assert (await get(session, f"/{video_id}"))[0] == 404
-            while active(one):  # it hears of it with its next report
-                await get(session, "")
-            assert [path.name for path in (tmp_path / "videos").iterdir()] == [".lock"]
+    async with (
+        running(toml) as one,
+        running(toml) as two,
+        aiohttp.ClientSession(one.url) as session,
+        aiohttp.ClientSession(two.url) as other,
+    ):
+        video_id = (await create(session))["id"]
+        await until(other, video_id, "in_progress")
+        async with other.delete(f"{VIDEOS}/{video_id}") as response:
+            assert response.status == 200
+        assert (await get(session, f"/{video_id}"))[0] == 404
+        while active(one):  # it hears of it with its next report
+            await get(session, "")
+        assert [path.name for path in (tmp_path / "videos").iterdir()] == [".lock"]
 
 
 async def test_file_expires_before_its_job() -> None:
-    async with running(deployment_of(gateway="video_keep_s = 0.5")) as deployment:
-        async with aiohttp.ClientSession(deployment.url) as session:
-            job = await until(session, (await create(session))["id"])
-            assert job["expires_at"] <= time.time() + 1
-            while (found := await content(session, job["id"]))[0] == 200:
-                pass
-            assert found[0] == 404
-            while (await get(session, f"/{job['id']}"))[0] == 200:
-                pass
-            assert (await get(session, ""))[1]["data"] == []
+    async with (
+        running(deployment_of(gateway="video_keep_s = 0.5")) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        job = await until(session, (await create(session))["id"])
+        assert job["expires_at"] <= time.time() + 1
+        while (found := await content(session, job["id"]))[0] == 200:
+            pass
+        assert found[0] == 404
+        while (await get(session, f"/{job['id']}"))[0] == 200:
+            pass
+        assert (await get(session, ""))[1]["data"] == []
 
 
 async def test_sync_answers_with_the_file() -> None:
@@ -273,12 +286,14 @@ async def test_sync_answers_with_the_file() -> None:
 
 async def test_sync_ends_with_its_time_and_with_its_client() -> None:
     gateway = "video_sync_timeout_s = 0.3"
-    async with running(deployment_of(stage=SLOW, gateway=gateway)) as deployment:
-        async with aiohttp.ClientSession(deployment.url) as session:
-            async with session.post(f"{VIDEOS}/sync", json={"prompt": "x"}) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (504, 504)
-            while active(deployment):
-                await get(session, "")
+    async with (
+        running(deployment_of(stage=SLOW, gateway=gateway)) as deployment,
+        aiohttp.ClientSession(deployment.url) as session,
+    ):
+        async with session.post(f"{VIDEOS}/sync", json={"prompt": "x"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (504, 504)
+        while active(deployment):
+            await get(session, "")
     async with running(deployment_of(stage=SLOW)) as deployment, aiohttp.ClientSession(deployment.url) as session:
         asking = asyncio.create_task(session.post(f"{VIDEOS}/sync", json={"prompt": "x"}))
         while not active(deployment):

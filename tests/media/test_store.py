@@ -501,13 +501,13 @@ async def main():
 asyncio.run(main())
 """
     found = limited(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", script, tmp_path / "files"], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script, tmp_path / "files"]
+    child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert child.stdout is not None
-    with child, child.stdout:
-        file_id = child.stdout.readline().strip()
-        assert await found.is_written(file_id)
-        child.kill()
-        child.wait()
+    file_id = (await child.stdout.readline()).decode().strip()
+    assert await found.is_written(file_id)
+    child.kill()
+    await child.communicate()
     assert not await found.is_written(file_id)
     async with await found.begin("file", "me", max_bytes=100) as upload:
         assert await found.is_written(upload.id)

@@ -216,7 +216,8 @@ class VideosRoutes:
         terms = terms_of(request)
         wanted = await self._reader.read(request, request[KEY_NAME])
         limit_s = self._options.video_sync_timeout_s
-        terms |= {"input_bytes": wanted.num_bytes, "timeout_s": min(terms["timeout_s"] or limit_s, limit_s)}
+        terms["input_bytes"] = wanted.num_bytes
+        terms["timeout_s"] = min(terms["timeout_s"] or limit_s, limit_s)
         try:
             with tempfile.TemporaryFile() as file:
                 made = await make_file(

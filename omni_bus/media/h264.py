@@ -28,6 +28,9 @@ Preset: TypeAlias = Literal[
 ]
 """Time against size, by libx264's names."""
 
+FILE_GOP_S, LIVE_GOP_S = 10, 2
+"""Seconds from one frame that stands for itself to the next: where a player may jump to, or recover."""
+
 MAX_THREADS = 8
 """Of one encoder; more make a file larger and hardly faster."""
 
@@ -87,7 +90,7 @@ def works_blocking(name: str) -> bool:
             plane.update(bytes(plane.buffer_size))
         frame.pts = 0
         return bool(context.encode(frame) or context.encode(None))
-    except (av.FFmpegError, ValueError):
+    except (av.error.FFmpegError, ValueError):
         return False
 
 
@@ -114,7 +117,7 @@ def configure(stream: Any, settings: Settings, width: int, height: int, rate: Fr
     context.width, context.height, context.pix_fmt = width, height, "yuv420p"
     context.time_base = 1 / rate
     context.framerate = rate
-    context.gop_size = max(1, round(2 * rate))  # so that a player may begin, or jump to, every two seconds
+    context.gop_size = max(1, round((LIVE_GOP_S if settings.is_live else FILE_GOP_S) * rate))
     # What players show depends on it: without these tags most take small pictures for BT.601.
     context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
     context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709

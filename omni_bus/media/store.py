@@ -352,7 +352,7 @@ class Store:
 
     def _is_written_blocking(self, file_id: str) -> bool:
         self._ready()
-        return file_id in self._uploads or self._is_held(f"{file_id}.part")
+        return file_id in self._uploads or self._is_held(f"{file_id}.part") is True
 
     def _write_entry(self, entry: Entry, *, is_durable: bool = True) -> None:
         draft = f"{entry.id}.json.new"

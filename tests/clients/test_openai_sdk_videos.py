@@ -45,7 +45,7 @@ async def test_video_is_made_and_downloaded(tmp_path: Path) -> None:
 
         found = await client.videos.download_content(made.id)
         found.write_to_file(tmp_path / "a.mp4")
-        with av.open(io.BytesIO((tmp_path / "a.mp4").read_bytes())) as container:
+        with av.open(io.BytesIO((tmp_path / "a.mp4").read_bytes()), "r") as container:
             stream = container.streams.video[0]
             assert (stream.width, stream.height, stream.average_rate) == (720, 1280, 2)
             assert sum(1 for _ in container.decode(video=0)) == 8

@@ -65,7 +65,7 @@ async def test_job_makes_the_video_that_was_asked_for() -> None:
         assert (status, headers["Content-Type"]) == (200, "video/mp4")
         assert job["file_name"] in headers["Content-Disposition"]
         assert marks_of(data) == [PictureMark("a_cat", i, 9) for i in range(9)]
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             assert [stream.type for stream in container.streams] == ["video", "audio"]
         status, part, headers = await content(session, job["id"], Range="bytes=10-19")
         assert (status, part) == (206, data[10:20])
@@ -79,7 +79,7 @@ async def test_sound_is_left_out_where_it_is_not_wanted() -> None:
         for fields in ({"generate_sound": False}, {"model": "silent"}):
             job = await until(session, (await create(session, **fields))["id"])
             _, data, _ = await content(session, job["id"])
-            with av.open(io.BytesIO(data)) as container:
+            with av.open(io.BytesIO(data), "r") as container:
                 assert [stream.type for stream in container.streams] == ["video"]
 
 

@@ -64,7 +64,7 @@ def deployment_of(stage: str = "", gateway: str = "") -> str:
 
 def marks_of(data: bytes) -> list[PictureMark]:
     """What the frames of a file or a stream say."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         pictures = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     num_frames, height, width, _ = pictures.shape
     return read_video(Video(0, num_frames, height, width, 1, 24, Blob(pictures.tobytes())))

@@ -67,7 +67,7 @@ def fragments_of(converter: yuv.Converter, pieces: list[Video]) -> list[Fragment
 
 
 def decoded(data: bytes) -> list[Any]:
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         return list(container.decode(video=0))
 
 
@@ -115,7 +115,7 @@ def test_sound_is_in_the_file_wherever_it_came(converter, rate_hz: int, channels
     for pieces in ([*frames, sound], [sound, *frames], [frames[0], sound, *frames[1:]]):
         facts, file = whole(converter, pieces, expects_sound=True)
         assert facts.has_sound
-        with av.open(io.BytesIO(file)) as container:
+        with av.open(io.BytesIO(file), "r") as container:
             heard = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
             stream = container.streams.audio[0]
             assert stream.codec_context.name == "aac"

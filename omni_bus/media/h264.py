@@ -121,6 +121,8 @@ def configure(stream: Any, settings: Settings, width: int, height: int, rate: Fr
     # What players show depends on it: without these tags most take small pictures for BT.601.
     context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
     context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
-    context.thread_count = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    # Threads on frames of their own keep all cores busy and cost no quality, but hold frames back.
+    # Threads on frames of their own keep all cores busy and cost no quality, but hold frames back; as they wait for
+    # each other, two a core are faster than one (scripts/bench_video_encode.py).
+    num_cores = len(os.sched_getaffinity(0))
+    context.thread_count = min(MAX_THREADS, num_cores if settings.is_live else 2 * num_cores)
     context.thread_type = "SLICE" if settings.is_live else "FRAME"

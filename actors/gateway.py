@@ -74,6 +74,7 @@ class GatewayActor:
                 callers=callers,
                 state_dir=state_dir,
                 control=control_path(deployment.run_dir),
+                host=config.host,
             )
         except BaseException:
             await client.close()

@@ -20,7 +20,7 @@ from actors.supervisor import EXIT_GRACE_S
 from adapters import ADAPTERS
 from omni_bus.config.graph import slot_problems
 from omni_bus.config.layer import show_path
-from omni_bus.core.administration import CUT_S, stage_of
+from omni_bus.core.administration import CUT_S, returning, stage_of
 from omni_bus.core.member import COORDINATOR
 from omni_bus.errors import BadInput, OmniBusError, unknown_name
 from omni_bus.registry import ADAPTER_GROUP, load_class
@@ -94,6 +94,8 @@ class Operations:
         self._supervisor = supervisor
         self._busy: dict[str, str] = {}
         """What is worked on, and by what."""
+        self._restarting: set[str] = set()
+        """Replicas that will be back in a moment."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -239,48 +241,66 @@ class Operations:
         names = self._replicas(order.targets)
         with self._claimed({stage_of(name) for name in names}, "sleep"):
             new = {name: order.level for name in names if name not in self._deployment.asleep}
-            await self._arrange_asleep({**new, **self._deployment.asleep})
+            await self._arrange(asleep={**new, **self._deployment.asleep})
             for name in names:
                 say(News(name, "draining"))
             left = await self._until_idle(names, patience)
             if left:
-                await self._arrange_asleep(_without(self._deployment.asleep, new))
+                await self._arrange(asleep=_without(self._deployment.asleep, new))
                 words = f"{_in_words(left, patience)}, so it stays awake"
                 if patience.is_forced:
                     raise Unfinished(NOT_POSSIBLE, f"{words}; told to end them, it has not after {CUT_S:g} s more")
                 raise Unfinished(NOT_CLEAN, f"{words} (--force ends them)")
-            failed = (await self._rest(names, order.level))["failed"]
+            failed = await self._rest(names, order.level)
             if failed:
-                await self._arrange_asleep(_without(self._deployment.asleep, new.keys() & failed.keys()))
+                sleeping = await self._undo(new.keys() - failed.keys())
+                failed |= sleeping
+                await self._arrange(asleep=_without(self._deployment.asleep, new.keys() - sleeping.keys()))
             for name in names:
                 say(News(name, "asleep" if name in self._deployment.asleep else "ready"))
             _raise_failed(failed)
         return _done(f"{', '.join(names)}: asleep at level {order.level}", patience)
 
+    async def _undo(self, names: Collection[str]) -> dict[str, str]:
+        """Wake those who sleep by an order that not all could carry out; return who does not, and why."""
+        if not names:
+            return {}
+        failed = await self._rest(sorted(names), 0)
+        return {name: f"it was put to sleep and does not wake: {why}" for name, why in failed.items()}
+
     async def _wake(self, order: Wake, say: Say) -> Outcome:
         names = self._replicas(order.targets) if order.targets else list(self._deployment.asleep)
         if not self._deployment.asleep.keys() & set(names):
             return Outcome(DONE, "nothing to do: none of them sleeps")
-        with self._claimed({stage_of(name) for name in names}, "wake"):
+        with self._claimed({stage_of(name) for name in names}, "wake"), self._waking(names):
             for name in names:
                 say(News(name, "waking"))
-            failed = (await self._rest(names, 0))["failed"]
-            await self._arrange_asleep(_without(self._deployment.asleep, set(names) - failed.keys()))
-            for name in names:
-                say(News(name, "asleep" if name in failed else "ready"))
-            _raise_failed(failed)
+            failed = await self._rest(names, 0)
+            await self._arrange(asleep=_without(self._deployment.asleep, set(names) - failed.keys()))
+        for name in names:
+            say(News(name, "asleep" if name in failed else "ready"))
+        _raise_failed(failed)
         return Outcome(DONE, f"{', '.join(names)}: awake")
 
-    async def _rest(self, names: list[str], level: int) -> Any:
-        """Have engines sleep, or wake with level 0; return whom it failed with, and why."""
-        return await self._supervisor.ask("rest", lambda: {"actors": names, "level": level})
+    @contextmanager
+    def _waking(self, names: Collection[str]) -> Generator[None]:
+        """Show how far these are."""
+        processes = [process for process in self._supervisor.processes if process.name in names]
+        for process in processes:
+            process.is_waking = process.ready_at is not None
+        try:
+            yield
+        finally:
+            for process in processes:
+                if process.is_waking and process.ready_at is not None:
+                    process.phase, process.fraction = Phase.READY, 1.0
+                process.is_waking = False
 
-    async def _arrange_asleep(self, asleep: dict[str, int]) -> None:
-        """Have these sleep and no others; where their stage says so, requests wait for them."""
-        stages = self._deployment.config.stages
-        awaited = {name for name in asleep if stages[stage_of(name)].while_asleep == "queue"}
-        returning = (self._deployment.returning - self._deployment.asleep.keys()) | awaited
-        await self._arrange(asleep=asleep, returning=returning)
+    async def _rest(self, names: list[str], level: int) -> dict[str, str]:
+        """Have engines sleep, or wake with level 0; return whom it failed with, and why."""
+        timeout_s = self._deployment.config.start_timeout_s
+        answer = await self._supervisor.ask("rest", lambda: {"actors": names, "level": level, "timeout_s": timeout_s})
+        return answer["failed"]
 
     # --- scale ------------------------------------------------------------------------------------------------
 
@@ -350,8 +370,9 @@ class Operations:
                 raise
             process.is_surplus = True
             await self._retire(process, patience)
-        await self._arrange(drained=self._deployment.drained - {process.name})
-        await self._arrange_asleep(_without(self._deployment.asleep, {process.name}))
+        await self._arrange(
+            drained=self._deployment.drained - {process.name}, asleep=_without(self._deployment.asleep, {process.name})
+        )
 
     async def _resize(self, stage: str, replicas: int) -> None:
         """Have a stage want so many replicas, and share the cores out anew; who runs keeps the share that it has."""
@@ -371,22 +392,18 @@ class Operations:
         other one.
         """
         given_back = set[str]() if name in self._deployment.drained else {name}
-        no_longer_returning = {name} - self._deployment.returning  # one that sleeps and is waited for stays so
 
         async def give_back() -> None:
             await self._arrange(drained=self._deployment.drained - given_back)
 
-        await self._arrange(
-            drained=self._deployment.drained | {name},
-            returning=self._deployment.returning | ({name} if is_returning else set()),
-        )
+        if is_returning:
+            self._restarting.add(name)
+        await self._arrange(drained=self._deployment.drained | {name})
         try:
             yield give_back
         finally:
-            await self._arrange(
-                drained=self._deployment.drained - given_back,
-                returning=self._deployment.returning - no_longer_returning,
-            )
+            self._restarting.discard(name)
+            await give_back()
 
     async def _empty(self, process: Process, patience: _Patience) -> None:
         """Wait until a drained replica has no request left.
@@ -435,10 +452,20 @@ class Operations:
             raise Unfinished(NOT_POSSIBLE, f"{process.name} did not come up: {process.error or process.exit}")
 
     async def _arrange(self, **changes: Any) -> None:
-        """Change the deployment, and tell the coordinator: at once for who starts now, before this returns for it."""
+        """Change the deployment, and tell the coordinator: at once for who starts now, before this returns for it.
+
+        For whom requests wait follows from what sleeps and from what is being restarted.
+        """
         if self._is_closed:
             return
-        self._supervisor.redeploy(replace(self._deployment, **changes))
+        changed = replace(self._deployment, **changes)
+        stages = changed.config.stages
+        waited_for = returning(
+            self._restarting,
+            changed.asleep,
+            lambda stage: stage in stages and stages[stage].while_asleep == "queue",
+        )
+        self._supervisor.redeploy(replace(changed, returning=waited_for))
         await self._supervisor.ask("arrange", lambda: to_builtins(self._deployment.arrangement))
 
     # --- who is meant -----------------------------------------------------------------------------------------

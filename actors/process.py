@@ -66,6 +66,8 @@ class Process:
         self.bindable: int | None = None
         """The incarnation that the coordinator last called ready."""
         self.num_restarts = 0
+        self.is_waking = False
+        """A person has its engine woken, and watches."""
         self.is_leaving = False
         """Its end is wanted."""
         self.is_surplus = False

@@ -167,9 +167,16 @@ class SessionHost:
             event = await self._appended(event)
         elif isinstance(event, asked.ItemCreate) and has_sound(event.item):
             event = replace(event, item=await asyncio.to_thread(self._taken_in, event.item))
+        elif isinstance(event, asked.ResponseCreate) and any(map(has_sound, event.response.input or ())):
+            items = await asyncio.to_thread(lambda given: tuple(map(self._taken_in, given)), event.response.input)
+            event = replace(event, response=replace(event.response, input=items))
         self.perform(self.core.on_client(attachment.number, event, self.now))
         if self._detector is not None:
             await self._detector.has_room.wait()
+
+    def drain(self, *, is_drained: bool) -> None:
+        """The process is to end, or not any more."""
+        self.perform(self.core.on_drained(self.now, is_drained=is_drained))
 
     async def close(self) -> None:
         """The process ends."""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_bus.client import End, Item
 from omni_bus.core.pipeline import IN, OUT
 from omni_bus.core.session.config import ServerVad
-from omni_bus.core.session.effects import ChatMessage, ClipPart
+from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
 from omni_bus.core.session.input_buffer import RATE_HZ
 from omni_bus.core.session.server_events import InputTokens, OutputTokens, ResponseUsage
 from omni_bus.core.session.turns import candidate_ms
 from omni_bus.errors import BadFrame, OmniBusError, StageFailed
+from omni_bus.media.decode import ImageRequest, decode
+from omni_bus.media.inline import decode_data_url_blocking
 from omni_bus.media.sound import slices
 from omni_bus.media.telephony import SAMPLE_BYTES, Mouth
-from omni_bus.wire.payloads import Audio, Blob, Json, Text
+from omni_bus.wire.payloads import Audio, Blob, Image, Json, Text
 from omni_bus.wire.prompt import Function, FunctionTool, Message, Part, Prompt, Tool, ToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
@@ -52,6 +56,9 @@ MAX_MADE_BYTES = 2 * 2**20
 
 CLIP_BYTES = 1 << 20
 """Of one chunk to a recogniser."""
+
+MAX_PIXELS = 89_478_485
+"""Of a picture, as gateways have it by default."""
 
 TURN = "turn"
 """Output port on which a judge of turns says how complete one sounds."""
@@ -301,11 +308,14 @@ class Answer(Asking):
     async def _send(self, request: Request, outputs: tuple[str, ...]) -> None:
         inputs = {edge.source_port for edge in self.pipeline.needed(outputs) if edge.source == IN}
         await request.send("messages", Json(msgspec.to_builtins(prompt_of(self._wanted))))
-        if "audio" in inputs:
-            for message in self._wanted.messages:
-                for part in message.content:
-                    if isinstance(part, ClipPart):
-                        await request.send("audio", Audio(RATE_HZ, 1, "s16", Blob(part.audio)))
+        for part in (part for message in self._wanted.messages for part in message.content):
+            match part:
+                case ClipPart(audio=audio) if "audio" in inputs:
+                    await request.send("audio", Audio(RATE_HZ, 1, "s16", Blob(audio)))
+                case ImagePart(image_url=url) if "images" in inputs:
+                    await request.send("images", await asyncio.to_thread(_picture_blocking, url))
+                case _:
+                    pass
         for port in inputs:
             request.finish(port)
 
@@ -403,6 +413,7 @@ def prompt_of(wanted: Generate) -> Prompt:
         tools=[Tool(function=FunctionTool(**tool)) for tool in options.tools],
         tool_choice=options.tool_choice,
         parallel_tool_calls=options.parallel_tool_calls,
+        reasoning_effort=options.reasoning_effort,
     )
 
 
@@ -420,9 +431,30 @@ def _message(message: ChatMessage) -> Message:
     if all(isinstance(part, str) for part in message.content):
         text = "\n".join(part for part in message.content if isinstance(part, str))
         return Message(role=role, content=text, tool_call_id=message.tool_call_id)
-    # Sessions refuse pictures (`capabilities_of`), so what is no text is sound.
-    parts = [Part(type="text", text=p) if isinstance(p, str) else Part(type="audio") for p in message.content]
-    return Message(role=role, content=parts)
+    return Message(role=role, content=[_part(part) for part in message.content])
+
+
+def _part(part: str | ClipPart | ImagePart) -> Part:
+    match part:
+        case str():
+            return Part(type="text", text=part)
+        case ClipPart():
+            return Part(type="audio")
+        case ImagePart():
+            return Part(type="image")
+
+
+def _picture_blocking(url: str) -> Image:
+    """Return what a ``data:`` URL shows; a gateway has had it decoded before, in a process that may be lost.
+
+    Raises:
+        BadInput: it is no picture.
+        MediaTooLarge: it has too many pixels.
+    """
+    data = decode_data_url_blocking(url, field="image_url", max_bytes=len(url))
+    pixels = io.BytesIO()
+    picture = cast("Image", decode(io.BytesIO(data), ImageRequest("image_url", MAX_PIXELS), pixels))
+    return replace(picture, data=Blob(pixels.getvalue()))
 
 
 def _converted(payload: Payload, kind: Callable[..., Any]) -> Any:

@@ -49,7 +49,8 @@ class SessionsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The adapter's keys of a stage."""
 
     chat: str
-    """The pipeline that answers: ``in.messages``, and ``in.audio`` if it hears; text, sound, tool_calls out."""
+    """The pipeline that answers: ``in.messages``, ``in.audio`` if it hears, ``in.images`` if it sees; text, sound,
+    tool_calls out. One stage may do all of it."""
     vad: str = ""
     """The pipeline that hears when somebody speaks: ``in.audio``, ``out.speech``; without it clients commit turns."""
     asr: str = ""
@@ -89,6 +90,7 @@ class Sessions(StreamingEngine):
         self._connecting: asyncio.Task[BusClient] | None = None
         self._sessions: dict[str, SessionHost] = {}
         self._num_attachments = 0
+        self._is_drained = False
 
     @classmethod
     def num_slots(cls, options: SessionsOptions) -> int:
@@ -151,6 +153,12 @@ class Sessions(StreamingEngine):
             await asyncio.wait([hearing])
         yield Finish()
 
+    def on_drained(self, *, is_drained: bool) -> None:
+        """Have sessions end in their next pause; their clients open new ones, on another replica."""
+        self._is_drained = is_drained
+        for host in list(self._sessions.values()):
+            host.drain(is_drained=is_drained)
+
     async def aclose(self) -> None:
         """End every session and leave the bus."""
         for host in list(self._sessions.values()):
@@ -205,7 +213,7 @@ class Sessions(StreamingEngine):
             event,
             seed=secrets.token_hex(6),
             defaults=self._defaults(self._pipelines.chat),
-            capabilities=capabilities_of(self._pipelines),
+            capabilities=capabilities_of(self._pipelines, options.max_sessions),
             new_token=lambda: secrets.token_urlsafe(32),
             limits=Limits(
                 grace_s=options.grace_s, idle_ttl_s=options.idle_ttl_s, max_duration_s=options.max_duration_s
@@ -221,6 +229,8 @@ class Sessions(StreamingEngine):
         )
         self._sessions[event.session_id] = host
         host.open(attachment)
+        if self._is_drained:  # it was on its way here
+            host.drain(is_drained=True)
         return host
 
     def _forget(self, host: SessionHost) -> None:
@@ -258,11 +268,13 @@ class Sessions(StreamingEngine):
         return self.context.pipelines[name]
 
 
-def capabilities_of(pipelines: Pipelines) -> Capabilities:
+def capabilities_of(pipelines: Pipelines, max_sessions: int) -> Capabilities:
     """Return what sessions on these pipelines can do."""
     chat = pipelines.chat
     hears = chat.inputs.get("audio") == "audio"
     return Capabilities(
+        supports_multi_session=max_sessions > 1,
+        supports_image_input=chat.inputs.get("images") == "image",
         supports_audio_input=hears or pipelines.asr is not None,
         supports_audio_output="audio" in chat.outputs,
         supports_text_output="text" in chat.outputs,

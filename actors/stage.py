@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -134,6 +135,11 @@ class StageActor:
         self._measuring: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._resting = Resting(self._member, lambda: self._core.is_empty)
+        self._is_drained = False
+        self._restless = ""
+        """Why the engine could not sleep or wake when that was last tried."""
+        self._may_rest = False
+        """There is, or was a moment ago, an order to rest that is not carried out."""
         self._host = host_for(self.engine, self._thread, stage, self)
         logger.info("listening", extra={"fields": self._driver.address})
         self._perform(self._member.start(self._driver.now))
@@ -188,11 +194,11 @@ class StageActor:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """The engine said something."""
-        self._perform(self._core.on_events(events, self._driver.now))
+        self._perform(self._core.on_events(events, monotonic()))
 
     def on_stepped(self) -> None:
         """The next step may begin."""
-        self._perform(self._core.on_stepped(self._driver.now))
+        self._perform(self._core.on_stepped(monotonic()))
 
     def on_aborted(self, request: RequestId) -> None:
         """The engine let go."""
@@ -215,8 +221,12 @@ class StageActor:
             case Ping(wants_metrics=True) if self._member.is_ready:
                 self._in_background(self._answer_measured(frame))
             case Rest():
+                self._may_rest = True
                 self._perform(self._resting.on_rest(frame))
-            case Welcome() | Refused() | Introduce() | Ping() | Lost() | Broken():
+            case Welcome():
+                self._perform(self._member.on_frame(frame, now))
+                self._heed_drain()
+            case Refused() | Introduce() | Ping() | Lost() | Broken():
                 self._perform(self._member.on_frame(frame, now))
             case _:
                 self._perform(self._core.on_frame(sender, frame, now))  # pyright: ignore[reportArgumentType] (others are refused there)
@@ -226,6 +236,12 @@ class StageActor:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
+    def _heed_drain(self) -> None:
+        """Tell an engine whose requests may last for ever that nothing new comes, or comes again."""
+        if self._member.is_drained != self._is_drained and isinstance(self.engine, StreamingEngine):
+            self._is_drained = self._member.is_drained
+            self.engine.on_drained(is_drained=self._is_drained)
+
     async def _set_level(self, level: int) -> None:
         """Have the engine sleep or wake."""
         call = (lambda: self.engine.sleep(level)) if level else (lambda: self.engine.wake(self._report))
@@ -234,13 +250,25 @@ class StageActor:
             await self._thread.run(call)
         except OmniBusError as refusal:
             error = refusal
-        except Exception as failure:  # the order has failed; the process goes on
-            logger.exception("the engine could not rest", extra={"fields": {"level": level}})
+            self._log_restless(level, refusal)
+        except Exception as failure:  # noqa: BLE001 (logged once for each reason; the process goes on)
+            self._log_restless(level, failure)
             error, is_broken = stage_failed(failure, self._stage), True
         else:
-            self._metrics = ()
+            self._metrics, self._restless = (), ""
             logger.info("engine rests" if level else "engine is awake", extra={"fields": {"level": level}})
         self._perform(self._resting.on_level(error, is_broken=is_broken))
+
+    def _log_restless(self, level: int, error: Exception) -> None:
+        """Log why the engine could not sleep or wake, unless it has tried before and failed for the same reason."""
+        said = f"{level} {type(error).__name__} {error}"
+        if said == self._restless:
+            return
+        self._restless = said
+        refusal = error.message if isinstance(error, OmniBusError) else None
+        fields = {"level": level} | ({} if refusal is None else {"why": refusal})
+        unforeseen = error if refusal is None else None
+        logger.warning("the engine could not rest", exc_info=unforeseen, extra={"fields": fields})
 
     async def _answer_measured(self, ping: Ping) -> None:
         """Answer with what the engine measures, or measured last if it is in the middle of a long step."""
@@ -266,8 +294,9 @@ class StageActor:
 
     def _perform(self, effects: Sequence[StageEffect | SetLevel]) -> None:
         self._driver.perform(effects, self._perform_engine)
-        if not self._resting.is_idle and self._core.is_empty:  # the last request may have left
+        if self._may_rest and self._core.is_empty:  # the last request may have left
             self._driver.perform(self._resting.go_on(), self._perform_engine)
+            self._may_rest = not self._resting.is_idle
 
     def _perform_engine(self, effect: Start | Add | Feed | Suspend | Resume | Step | Abort | Stall | SetLevel) -> None:
         if isinstance(effect, SetLevel):

@@ -387,9 +387,14 @@ class Supervisor:
         if phase == Phase.READY:
             if not process.is_stage:  # of a stage, the coordinator says it
                 self._ready(process)
-        elif (phase, fraction) != (process.phase, process.fraction) and process.ready_at is None:
+        elif (phase, fraction) == (process.phase, process.fraction):
+            return
+        elif process.ready_at is None:
             process.phase, process.fraction = phase, fraction
             self._watch(process)
+            self._tell_change(process)
+        elif process.is_waking:  # the coordinator watches it
+            process.phase, process.fraction = phase, fraction
             self._tell_change(process)
 
     def _ready(self, process: Process) -> None:

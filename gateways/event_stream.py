@@ -34,6 +34,10 @@ class ByteStream:
     def __init__(self, request: web.Request, write_timeout_s: float, headers: Mapping[str, str]) -> None:
         self._request = request
         self._write_timeout_s = write_timeout_s
+        self._writer = request.writer
+        self._transport: asyncio.Transport | None = None
+        """The client's connection, once the head is on it."""
+        self._is_chunked = False
         self.response = web.StreamResponse(
             headers={
                 **headers,
@@ -56,10 +60,9 @@ class ByteStream:
         """
         if not self.has_begun:
             await self.response.prepare(self._request)
-        transport = self._request.transport
-        if transport is not None and len(data) < WRITE_BUFFER_BYTES and not transport.get_write_buffer_size():
-            # As nothing waits for the client, this has room and can't wait: no timer is needed.
-            await self.response.write(data)
+            self._transport = self._request.transport
+            self._is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
+        if self.try_write(data):
             return
         try:
             async with asyncio.timeout(self._write_timeout_s):
@@ -69,6 +72,23 @@ class ByteStream:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionResetError(f"the client took nothing for {self._write_timeout_s:g} s") from None
+
+    def try_write(self, data: bytes) -> bool:
+        """Send bytes if that needs no waiting: the answer has begun, and the client has room; else False, and nothing.
+
+        Most events of a stream are a token long and find room, so they take no way that could wait: past aiohttp's
+        writer, whose buffer is empty once the head is sent, to the connection.
+        """
+        transport = self._transport
+        if transport is None or not data or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() + len(data) >= WRITE_BUFFER_BYTES:
+            return False
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)  # RFC 9112, section 7.1
+        transport.write(data)
+        self._writer.output_size += len(data)
+        return True
 
     async def end(self) -> None:
         """End the response well."""
@@ -89,6 +109,10 @@ class EventStream(ByteStream):
         """
         name = f"event: {event}\n".encode() if event else b""
         await self.write(name + b"data: " + data + b"\n\n")
+
+    def try_send(self, data: bytes) -> bool:
+        """Send ``data: …`` if that needs no waiting; else False, and nothing."""
+        return self.try_write(b"data: %b\n\n" % data)
 
     @contextlib.asynccontextmanager
     async def telling_failures(self) -> AsyncIterator[None]:

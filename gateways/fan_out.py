@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -92,6 +93,35 @@ async def run_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Taker(Protocol):
+    """What takes the events of several calls."""
+
+    def take_now(self, index: int, event: RequestEvent) -> bool:
+        """Take an event of the call `index` without waiting; False, and nothing, if that can't be."""
+        ...
+
+    async def take(self, index: int, event: RequestEvent) -> None:
+        """Take an event that could not be taken without waiting."""
+        ...
+
+
+async def take_all(client: BusClient, calls: Sequence[Call], terms: Terms, taker: Taker) -> None:
+    """Run calls and hand over what comes; as `run_all`, at half its cost for an event where there is but one call.
+
+    Raises:
+        OmniBusError: the first that any of them ended with.
+        Exception: what the taker raises.
+    """
+    if len(calls) == 1:
+        async with await _submit(client, calls[0], terms) as request, _fed(request, calls[0]):
+            await request.each(partial(taker.take_now, 0), partial(taker.take, 0))
+        return
+    async with aclosing(run_all(client, calls, terms)) as events:
+        async for index, event in events:
+            if not taker.take_now(index, event):
+                await taker.take(index, event)
 
 
 async def _submit(client: BusClient, call: Call, terms: Terms) -> Request:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import msgspec
 from aiohttp import web
 
-from gateways import websockets
+from gateways import hosts, websockets
+from gateways.hosts import Hosts
 from gateways.http_counts import HttpCounts
 from gateways.json_body import HEAVY_BYTES, MAX_JSON_WEIGHT, BodyBuffer, JsonWeight, Pace
 from gateways.keys import KeyRing, KeySource, sources_of
@@ -83,6 +84,10 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may open WebSockets besides the gateway's own, or ``"*"`` alone."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which the gateway may be addressed (``Host``) besides addresses, localhost and the name it listens on,
+    or ``"*"`` alone; with none, and with API keys, any."""
+
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 as soon as that is known."""
 
@@ -122,12 +127,14 @@ class HttpGateway(Gateway):
             with_credentials=self.options.cors_credentials,
             sockets=self.options.allowed_origins,
         )
+        self._hosts = Hosts(self.name, named=self.options.allowed_hosts, bound=self.host)
 
     @classmethod
     def check(cls, options: HttpOptions) -> list[str]:
-        """Return what is wrong with the sources of keys, and with origins."""
+        """Return what is wrong with the sources of keys, with origins and with hosts."""
         problems = problems_of("cors_origins", options.cors_origins)
         problems += problems_of("allowed_origins", options.allowed_origins)
+        problems += hosts.problems_of("allowed_hosts", options.allowed_hosts)
         if options.cors_credentials and ANY in options.cors_origins:
             problems.append(
                 f'cors_credentials: true is not allowed with cors_origins = ["{ANY}"]; allowed: named origins'
@@ -224,6 +231,7 @@ class HttpGateway(Gateway):
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._hosts.check(request, is_guarded=self._keys.is_guarded)
             response = self._origins.preflight(request)
             if response is None:
                 self._origins.check_upgrade(request)

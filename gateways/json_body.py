@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
+import re
 import weakref
 from typing import Any
 
@@ -89,6 +90,36 @@ def _reserved(length: int) -> mmap.mmap | None:
         return None
 
 
+_LONE_HALF = re.compile(
+    rb"""
+    (?<!\\)(?:\\\\)*                          # backslashes before it stand for themselves
+    (\\u[dD][89abAB][0-9a-fA-F]{2})           # the first half of a surrogate pair
+    (?=.{1,5}\Z)(?!\\\Z|\\u[0-9a-fA-F]*\Z)   # the second one takes six bytes, and doesn't begin there
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def decode_json(raw: bytes | memoryview, kind: Any = Any) -> Any:
+    """Decode JSON, of a type if need be.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is none; that half of a surrogate pair stands alone
+            near the end is not called a truncated document, as msgspec would.
+        msgspec.ValidationError: it is of another type.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        start = max(0, len(raw) - 64)
+        half = _LONE_HALF.search(bytes(raw[start:])) if "truncated" in str(error) else None
+        if half is None:
+            raise
+        at = start + half.start(1)
+        message = f"JSON is malformed: unexpected end of escaped utf-16 surrogate pair (byte {at})"
+        raise msgspec.DecodeError(message) from None
+
+
 class BodyBuffer:
     """A body as it comes.
 
@@ -125,7 +156,7 @@ class BodyBuffer:
             msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is none.
         """
         if self.num_bytes < HEAVY_BYTES:
-            return msgspec.json.decode(self.to_bytes())
+            return decode_json(self.to_bytes())
         loop = asyncio.get_running_loop()
         async with _turns.setdefault(loop, asyncio.Lock()):
             began_at = loop.time()
@@ -143,9 +174,10 @@ class BodyBuffer:
             if self._memory is None:
                 whole = b"".join(self._blocks)
                 self._blocks.clear()
-                return msgspec.json.decode(whole)
-            with self._memory as memory, memoryview(memory) as view:
-                return msgspec.json.decode(view[: self.num_bytes])
+                return decode_json(whole)
+            # The part is let go of here: an error's traceback would hold it, and so the memory.
+            with self._memory as memory, memoryview(memory) as view, view[: self.num_bytes] as body:
+                return decode_json(body)
         finally:
             if was_on:
                 gc.enable()

@@ -19,6 +19,7 @@ from gateways.conversation import AUDIO, TEXT, Dialect, Microphone, converse
 from gateways.fields import refuse_unknown
 from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response, terms_of
+from gateways.json_body import decode_json
 from gateways.moshi_settings import Settings, model_of, params_of, settings_of
 from gateways.openai_models import models_of
 from gateways.problems import Problem, to_problem
@@ -299,8 +300,8 @@ class DuplexDialect(Dialect):
 
 def _read_message(text: str) -> dict[str, Any]:
     try:
-        fields = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+        fields = decode_json(text.encode(), dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadInput(f"message: {error} (allowed: a JSON object)") from None
     if not isinstance(fields.get("type"), str):
         raise BadInput("type: missing or no string (allowed: open, close)", field="type")

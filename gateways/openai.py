@@ -29,7 +29,6 @@ from gateways import (
     openai_transcriptions_body,
     openai_voices,
     openapi,
-    realtime,
     sleep,
     speech_stream,
 )
@@ -45,7 +44,8 @@ from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openai_voices import VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
-from gateways.realtime_turn import TurnAudioEvents
+from gateways.realtime import route as realtime
+from gateways.realtime.turn import TurnAudioEvents
 from gateways.videos import body as videos_body
 from gateways.videos import describe as videos_describe
 from gateways.videos import live as videos_live
@@ -154,6 +154,7 @@ class OpenAIGateway(HttpGateway):
         self._realtime = realtime.RealtimeRoute(
             self.client,
             self._models,
+            self._media,
             self.draining,
             self.retiring,
             realtime.RealtimeOptions(

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.event_stream import EventStream
-from gateways.fan_out import Call, run_all
+from gateways.fan_out import Call, run_all, take_all
 from gateways.http import (
     KEY_NAME,
     MAX_SESSION_CHARACTERS,
@@ -34,7 +34,7 @@ from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Audio, Json, Text, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gateways.http import HttpOptions, Terms
     from gateways.openai_media import MessageMedia
@@ -169,8 +169,10 @@ class ChatRoute:
         stream = EventStream(request, self._options.write_timeout_s)
         answer_id = f"chatcmpl-{request[REQUEST_ID]}"
         chunks = ChunkWriter(answer_id, chat.pipeline.serve_as, chat, self._audio_delta)
-        async with stream.telling_failures(), aclosing(run_all(self._client, calls, terms_of(request))) as events:
-            await _ChatStream(stream, chat, calls, chunks, self._pool).send_all(events)
+        async with stream.telling_failures():
+            events = _ChatStream(stream, chat, calls, chunks, self._pool)
+            await take_all(self._client, calls, terms_of(request), events)
+            await events.end()
         return stream.response
 
 
@@ -227,17 +229,28 @@ class _ChatStream:
         self._begun: set[int] = set()
         self._prompt_tokens = 0
 
-    async def send_all(self, events: AsyncGenerator[tuple[int, RequestEvent], None]) -> None:
-        """Send everything, to the mark of the end."""
-        async for index, event in events:
-            await self._send(index, event)
+    async def end(self) -> None:
+        """Send what comes after all events, to the mark of the end."""
         if self._chat.stream_options.include_usage:
             usage = usage_document([[ends.usage for ends in self._ends]])
             await self._stream.send(self._chunks.usage(usage))
         await self._stream.send(b"[DONE]")
         await self._stream.end()
 
-    async def _send(self, index: int, event: RequestEvent) -> None:
+    def take_now(self, index: int, event: RequestEvent) -> bool:
+        """Send a piece of text, if it is not the first and the client has room."""
+        if type(event) is not Item or type(event.payload) is not Text or event.port == "reasoning":
+            return False
+        text, num_tokens, tokens = event.payload.text, event.payload.num_tokens, event.payload.tokens
+        if index not in self._begun or not (text or tokens) or self._chat.stream_options.continuous_usage_stats:
+            return False
+        if not self._stream.try_send(self._chunks.text(index, text, tokens)):
+            return False
+        self._ends[index].num_tokens += num_tokens
+        return True
+
+    async def take(self, index: int, event: RequestEvent) -> None:
+        """Send what the client should know of an event."""
         ends, chunks = self._ends[index], self._chunks
         match event:
             case Item(port="reasoning", payload=Text(text=text)):

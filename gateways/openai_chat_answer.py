@@ -52,6 +52,9 @@ class ChunkWriter:
         self._audio_id = f"audio-{answer_id}"
         self._audio_delta: AudioDelta = audio_delta
         self._have_role: set[int] = set()
+        self._is_plain = chat.logprobs is None and not chat.returns_token_ids
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+        """Of each choice what comes before and after the text in a chunk that has nothing else."""
 
     def role(self, index: int, rendered: Rendered | None = None) -> bytes:
         """The first chunk of a choice with text; the first of all says what the prompt came to, if that is wanted."""
@@ -65,12 +68,22 @@ class ChunkWriter:
 
     def text(self, index: int, text: str, tokens: Sequence[Token] = (), usage: dict[str, Any] | None = None) -> bytes:
         """A piece of text."""
+        if usage is None and self._is_plain:
+            before, after = self._around_text.get(index) or self._frame_text(index)
+            return b"%b%b%b" % (before, msgspec.json.encode(text), after)
         extra: dict[str, Any] = {}
         if self._chat.logprobs is not None and tokens:
             extra["logprobs"] = chat_logprobs(tokens, self._chat.logprobs)
         if self._chat.returns_token_ids:
             extra["token_ids"] = [token.id for token in tokens]
         return self._chunk(index, "text", {"content": text}, _usage(usage), **extra)
+
+    def _frame_text(self, index: int) -> tuple[bytes, bytes]:
+        """Encode what all chunks of a choice share, once."""
+        mark = b'"content":""'  # nowhere else: within a string its quotes would be escaped
+        before, _, after = self._chunk(index, "text", {"content": ""}).partition(mark)
+        self._around_text[index] = framed = (before + mark[:-2], after)
+        return framed
 
     def reasoning(self, index: int, text: str, usage: dict[str, Any] | None = None) -> bytes:
         """A piece of what the model thinks before it answers."""

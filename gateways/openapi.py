@@ -28,8 +28,9 @@ _REF = "#/components/schemas/{name}"
 _PATTERN = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 """aiohttp's variables in paths, ``{name}`` or ``{name:REGEX}``."""
 
-EVERYWHERE = (400, 408, 417, 500, 503)
-"""Errors that any route may answer with: a broken head, one that comes too slowly, an expectation, a stop."""
+EVERYWHERE = (400, 403, 408, 417, 500, 503)
+"""Errors that any route may answer with: a broken head, another's host, a head that comes too slowly, an expectation,
+a stop."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):

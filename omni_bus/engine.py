@@ -253,6 +253,14 @@ class StreamingEngine(Engine):
             OmniBusError: ends this request; any other exception does too, as `StageFailed`.
         """
 
+    def on_drained(self, *, is_drained: bool) -> None:
+        """The replica gets no new requests from now on, or gets them again; called on the stage's loop.
+
+        Whoever serves requests that last for as long as their clients like ends them as soon as their protocol lets
+        it, and tells the clients why. Others need do nothing, as by default.
+        """
+        del is_drained
+
     async def aclose(self) -> None:
         """Give back what belongs to the stage's loop (connections); called on it before `close`, with none left."""
 

@@ -71,6 +71,7 @@ class Gateway(ABC):
         callers: Mapping[str, CallerConfig] | None = None,
         state_dir: str = "",
         control: str = "",
+        host: str = "",
     ) -> None:
         self.options = options
         self.client = client
@@ -80,6 +81,8 @@ class Gateway(ABC):
         self.state_dir = state_dir
         self.control = control
         """The socket file on which the deployment's supervisor takes orders (`omni_bus.runtime.control`)."""
+        self.host = host
+        """The address or name that it listens on."""
         self.draining = asyncio.Event()
         """Set once: open responses go on, new requests are refused, health says so, and sockets that wait for their
         clients close."""

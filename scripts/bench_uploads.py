@@ -62,7 +62,7 @@ else:
     first += b'"url": "data:image/png;base64,'
     last = b'"}}]}]}'
 length = len(first) + megabytes * len(data) + len(last)
-head = f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: {content}\\r\\nContent-Length: {length}\\r\\n\\r\\n"
+head = f"POST {path} HTTP/1.1\\r\\nHost:\\r\\nContent-Type: {content}\\r\\nContent-Length: {length}\\r\\n\\r\\n"
 statuses = []
 
 def send():
@@ -114,7 +114,7 @@ class Probe(asyncio.Protocol):
         """Send one request."""
         assert self.transport is not None
         self.is_free, self._due_at = False, due_at
-        self.transport.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.transport.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     def data_received(self, data: bytes) -> None:
         """Note how long it took; answers are far smaller than one read."""

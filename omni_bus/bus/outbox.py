@@ -25,7 +25,7 @@ from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec, DeviceReference, Reference
 from omni_bus.wire.device import DeviceBlob
 from omni_bus.wire.frames import Chunk, Close, Confirm, Offer, Open
-from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Video
+from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Text, Video
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -288,7 +288,8 @@ class Outbox:
             BadFrame: the frame can't be encoded (a value without a form on the wire).
             InputTooLarge: a blob is longer than a peer accepts.
         """
-        lanes = self._bulk_lanes if _is_bulky(frame) else self._lanes
+        is_text = type(frame) is Chunk and type(frame.payload) is Text  # as most frames are
+        lanes = self._bulk_lanes if not is_text and _is_bulky(frame) else self._lanes
         lane = self._lane = lanes.get(peer) or self._open(peer, lanes)
         try:
             parts = self._encode(frame)

@@ -28,6 +28,10 @@ CUT_S = 2.0
 """Stages that were told to let go of a request have done so within this, or the answer says that they have not."""
 
 
+WAKING = "waking"
+"""The phase of a replica that is to serve and has not said that its engine is awake."""
+
+
 class Arrangement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the deployment's stages are meant to be at the moment."""
 
@@ -149,14 +153,15 @@ class Administration:
         self._served = frozenset[str]()
         return gone
 
-    def arrange(self, args: dict[str, Any]) -> set[str]:
-        """Take a new arrangement; return the replicas that are to sleep no longer.
+    def arrange(self, args: dict[str, Any]) -> tuple[set[str], set[str]]:
+        """Take a new arrangement; return the replicas that are to sleep no longer, and those drained or not as before.
 
         Raises:
             BadInput: it is malformed.
         """
         former, self._arrangement = self._arrangement, _convert(args, Arrangement, "arrange")
-        return former.asleep.keys() - self._arrangement.asleep.keys()
+        woken = former.asleep.keys() - self._arrangement.asleep.keys()
+        return woken, set(former.drained ^ self._arrangement.drained)
 
     # --- what is told of it -------------------------------------------------------------------------------
 
@@ -168,6 +173,8 @@ class Administration:
         kept = self.kept(actor.peer.actor)
         if kept and actor.is_ready and actor.phase == "ready":
             fields["phase"] = "draining" if outstanding else kept
+        elif actor.level and not kept:
+            fields |= {"is_ready": False, "phase": WAKING if actor.phase == "ready" else actor.phase}
         return fields
 
     def marks(self, replica: str, stage: str) -> dict[str, Any]:
@@ -247,6 +254,17 @@ class Administration:
         drain = self._drains.pop(number)
         result = {"outstanding": left, "has_cut": drain.has_cut}
         return [DropTimer(("drain", number)), Send(drain.asker, AdminReply(drain.call, result))]
+
+
+def returning(restarting: Iterable[str], asleep: Iterable[str], is_waited_for: Callable[[str], bool]) -> frozenset[str]:
+    """Return an arrangement's `returning`.
+
+    Args:
+        restarting: replicas that orders to restart are at work on, asleep or not.
+        asleep: replicas that sleep.
+        is_waited_for: whether requests wait for a stage that sleeps.
+    """
+    return frozenset({*restarting, *(name for name in asleep if is_waited_for(stage_of(name)))})
 
 
 def stage_of(replica: str) -> str:

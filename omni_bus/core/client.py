@@ -175,7 +175,7 @@ class ClientCore:
 
     def consume(self, request: RequestId, port: str, payload: Payload) -> list[ClientEffect]:
         """Say that a delivered payload was used; its sender gets the credit back."""
-        call = self._call(request)
+        call = self._calls.get(self._renamed.get(request, request))
         if call is None or call.route is None:
             return []
         for edge in call.in_edges.values():
@@ -286,7 +286,9 @@ class ClientCore:
     ) -> list[ClientEffect]:
         """Take a frame; a request that it breaks ends with `BadFrame` and is cancelled."""
         match frame:
-            case Chunk() | Credit() | Open() | Close():
+            case Chunk():  # nearly all of them, so by the shortest way
+                return self._on_chunk(sender, frame)
+            case Credit() | Open() | Close():
                 return self._on_data(sender, frame)
             case AdminReply(call=call, result=result, error=error):
                 if call not in self._asked:
@@ -353,7 +355,22 @@ class ClientCore:
         writable = [port for port in call.in_ports if not self.is_blocked(call.name, port)]
         return effects + [Writable(call.name, port) for port in writable]
 
-    def _on_data(self, sender: Sender, frame: Open | Chunk | Close | Credit) -> list[ClientEffect]:
+    def _on_chunk(self, sender: Sender, chunk: Chunk) -> list[ClientEffect]:
+        call = self._calls.get(chunk.request)
+        if call is None or call.route is None:
+            return []
+        edge = call.in_edges.get(chunk.edge)
+        if edge is None or edge.sender != sender:
+            self.num_stale_frames += 1
+            return []
+        call.kept = None
+        try:
+            edge.accept(chunk)
+        except OmniBusError as error:
+            return self._break_off(call, error)
+        return [Deliver(call.name, edge.port, chunk.payload)]
+
+    def _on_data(self, sender: Sender, frame: Open | Close | Credit) -> list[ClientEffect]:
         request = frame.route.request if isinstance(frame, Open) else frame.request
         call = self._calls.get(request)
         if call is None or call.route is None:
@@ -368,9 +385,6 @@ class ClientCore:
                 self.num_stale_frames += 1
                 return []
             call.kept = None
-            if isinstance(frame, Chunk):
-                edge.accept(frame)
-                return [Deliver(call.name, edge.port, frame.payload)]
             edge.close(frame)
             effects: list[ClientEffect] = [PortEnded(call.name, edge.port, frame.finish)]
             return effects + self._end(call, None) if call.is_complete else effects

@@ -223,7 +223,9 @@ class CoordinatorCore:
             case Heartbeat(num_live=num_live):
                 return self._on_heartbeat(actor, num_live)
             case Progress(phase=phase, fraction=fraction):
-                actor.phase, actor.fraction = phase, fraction
+                if (phase, fraction) != (actor.phase, actor.fraction):
+                    actor.phase, actor.fraction = phase, fraction
+                    self._rests.on_progress(actor, now)
                 return []
             case Ready(context_length=context_length):
                 actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
@@ -242,7 +244,7 @@ class CoordinatorCore:
             case Broken():
                 return self._breaks.on_broken(actor, frame, now)
             case Rested():
-                rested = self._rests.on_rested(actor, frame)
+                rested = self._rests.on_rested(actor, frame, now)
                 return [*rested, *self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
             case Pong():
                 return self._on_pong(actor, frame, now)
@@ -291,7 +293,7 @@ class CoordinatorCore:
             case "drain":
                 return self._end_drain(of, now)
             case "rest":
-                return self._rests.repeat(int(of), now)
+                return self._rests.on_timer(int(of), now)
             case "awaited":
                 gone = [Report(CLIENT_LEFT, {"name": name}) for name in self._administration.give_up()]
                 return [*gone, *self._lifecycle.run_held(now)]
@@ -341,7 +343,7 @@ class CoordinatorCore:
         is_new, was_ready = known is None, known is not None and known.is_ready
         actor = self._membership.join(hello, now)
         self._absences.join(actor)
-        effects.append(Send(hello.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s)))
+        effects.append(self._welcome(hello.peer))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s - self._heartbeat_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
@@ -362,6 +364,10 @@ class CoordinatorCore:
         effects += self._ties.take(filter(self._ties.is_gone, routed), now)
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
+
+    def _welcome(self, peer: Peer) -> Send:
+        is_drained = self._administration.is_drained(peer.actor)
+        return Send(peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s, is_drained))
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""
@@ -401,7 +407,7 @@ class CoordinatorCore:
 
     def _on_heartbeat(self, actor: Actor, num_live: int) -> list[Common]:
         if actor.role != "stage":
-            return [Send(actor.peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s))]
+            return [self._welcome(actor.peer)]
         # Nobody would ever end what a stage holds beyond what is bound to it; its hello lists it.
         has_surplus = self._bindings.outstanding(actor.sender) < min(num_live, MAX_ROUTES)
         return [Send(actor.peer, Introduce())] if has_surplus else []
@@ -580,9 +586,14 @@ class CoordinatorCore:
                 return [Send(actor.peer, AdminReply(frame.call, msgspec.to_builtins(self._pipelines)))]
             case "arrange":
                 # One that came back while it was to sleep was told so, and may sleep although the order failed.
-                for name in self._administration.arrange(frame.args):
+                woken, changed = self._administration.arrange(frame.args)
+                for name in woken:
                     self._rests.compare(name)
+                told = [
+                    other.peer for other in self._membership if other.role == "stage" and other.peer.actor in changed
+                ]
                 return [
+                    *(self._welcome(peer) for peer in told),
                     Send(actor.peer, AdminReply(frame.call)),
                     *self._lifecycle.resume(now),
                     *self._lifecycle.run_held(now),

@@ -59,13 +59,16 @@ class SendCredit:
         """Whether a chunk of `size` bytes may go now."""
         return self._left_chunks >= 1 and self._left_bytes >= min(size, self._max_charge)
 
-    def spend(self, size: int) -> None:
-        """Account for a chunk that is sent; only after `can_spend`."""
+    def spend(self, size: int) -> bool:
+        """Account for a chunk of `size` bytes that is sent; False, and nothing, if it may not go now."""
         charge = min(size, self._max_charge)
+        if not self._left_chunks or self._left_bytes < charge:
+            return False
         self._left_chunks -= 1
         self._left_bytes -= charge
         self._spent_chunks += 1
         self._spent_bytes += charge
+        return True
 
     def grant(self, grant: Grant) -> None:
         """Take a grant from the receiver; an old one changes nothing.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_bus.core.credit import Grant, ReceiveCredit, SendCredit, Window
 from omni_bus.errors import BadFrame, LinkBroken
 from omni_bus.wire.frames import Chunk, Close, Credit, Finish, Open
-from omni_bus.wire.payloads import Unreadable, charge, kind_of, size_of
+from omni_bus.wire.payloads import TYPE_OF, Unreadable, charge, kind_of, size_of
 
 if TYPE_CHECKING:
     from omni_bus.ids import EdgeId
@@ -30,6 +30,7 @@ class OutEdge:
         "_route",
         "edge",
         "kind",
+        "num_bytes",
         "num_sent",
         "target",
     )
@@ -42,6 +43,8 @@ class OutEdge:
         self.target = route.target(edge)
         """Who receives."""
         self.num_sent = 0
+        self.num_bytes = 0
+        """Size of what was to be sent."""
         self._request = route.request
         self._route = route
         self._params = params
@@ -74,8 +77,9 @@ class OutEdge:
     def push(self, payload: Payload) -> list[DataFrame]:
         """Send a payload, now or when credit allows; return the frames to send now."""
         size = charge(payload)
-        if self._is_open and not self._pending and self._credit.can_spend(size):
-            return [self._chunk(payload, size)]
+        self.num_bytes += size
+        if self._is_open and not self._pending and self._credit.spend(size):
+            return [self._chunk(payload)]
         self._pending.append((payload, size))
         return self._flush()
 
@@ -103,15 +107,14 @@ class OutEdge:
         if not self._is_open:
             self._is_open = True
             frames.append(Open(self._route, self.edge, self._params))
-        while self._pending and self._credit.can_spend(self._pending[0][1]):
-            frames.append(self._chunk(*self._pending.popleft()))
+        while self._pending and self._credit.spend(self._pending[0][1]):
+            frames.append(self._chunk(self._pending.popleft()[0]))
         if self._finish is not None and not self._pending and not self._is_closed:
             self._is_closed = True
             frames.append(Close(self._request, self.edge, self.num_sent, self._finish, self.kind))
         return frames
 
-    def _chunk(self, payload: Payload, size: int) -> Chunk:
-        self._credit.spend(size)
+    def _chunk(self, payload: Payload) -> Chunk:
         chunk = Chunk(self._request, self.edge, self.num_sent, payload)
         self.num_sent += 1
         return chunk
@@ -120,7 +123,7 @@ class OutEdge:
 class InEdge:
     """The receiving end. A gap, a repeat, a chunk beyond credit or of another kind is the sender's fault."""
 
-    __slots__ = ("_credit", "_kind", "_request", "_route", "edge", "finish", "num_received", "port", "sender", "source")
+    __slots__ = ("_credit", "_request", "_route", "_type", "edge", "finish", "num_received", "port", "sender", "source")
 
     def __init__(self, route: Route, edge: EdgeId) -> None:
         spec = route.edges[edge]
@@ -133,7 +136,7 @@ class InEdge:
         """The identity of its frames."""
         self.num_received = 0
         self.finish: Finish | None = None
-        self._kind = spec.kind
+        self._type = TYPE_OF.get(spec.kind)
         self._request = route.request
         self._route = route
         self._credit = ReceiveCredit(Window(spec.window_chunks, spec.window_bytes))
@@ -161,6 +164,13 @@ class InEdge:
                 closed.
             LinkBroken: chunks before it are missing.
         """
+        payload = chunk.payload
+        if chunk.seq != self.num_received or type(payload) is not self._type or self.finish is not None:
+            self._refuse(chunk)
+        self._credit.receive(size_of(payload))
+        self.num_received += 1
+
+    def _refuse(self, chunk: Chunk) -> NoReturn:
         if isinstance(chunk.payload, Unreadable):
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} can't be read: {chunk.payload.reason}")
         if self.finish is not None:
@@ -169,10 +179,8 @@ class InEdge:
             raise LinkBroken(f"{self._name()}: chunk {chunk.seq} came where {self.num_received} was due: some are lost")
         if chunk.seq < self.num_received:
             raise BadFrame(f"{self._name()}: chunk {chunk.seq} came where {self.num_received} was due")
-        if kind_of(chunk.payload) != self._kind:
-            raise BadFrame(f"{self._name()}: a {kind_of(chunk.payload)} came where {self._kind} was declared")
-        self._credit.receive(size_of(chunk.payload))
-        self.num_received += 1
+        declared = self._route.edges[self.edge].kind
+        raise BadFrame(f"{self._name()}: a {kind_of(chunk.payload)} came where {declared} was declared")
 
     def close(self, close: Close) -> None:
         """Take the end.

@@ -91,6 +91,8 @@ class Member:
         self.is_ready = False
         self.level = 0
         """At which the engine sleeps; 0 is awake."""
+        self.is_drained = False
+        """This replica gets nothing new, so that it can be restarted or removed."""
         self._role: Role = role
         self._stage = stage
         self._replica = replica
@@ -182,7 +184,8 @@ class Member:
         """
         self._num_unanswered = 0
         match frame:
-            case Welcome(heartbeat_s=heartbeat_s):
+            case Welcome(heartbeat_s=heartbeat_s, is_drained=is_drained):
+                self.is_drained = is_drained
                 if heartbeat_s == self._heartbeat_s:
                     return []
                 self._heartbeat_s = heartbeat_s

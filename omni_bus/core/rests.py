@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from omni_bus.core.effects import Common, DropTimer, Send, SetTimer
+from omni_bus.core.effects import Common, DropTimer, Report, Send, SetTimer
 from omni_bus.errors import BadInput
 from omni_bus.wire.frames import AdminReply, Rest
 
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
 REPEAT_S = 5.0
 """An order that is not answered within this is given again: a connection that broke may have lost it."""
 
+MAX_REPEAT_S = 80.0
+"""A replica that could not wake tries again after `REPEAT_S`, then after ever twice as long, up to this."""
+
 
 class RestArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of ``rest``: these replicas are to sleep at a level, or with 0 to wake."""
+    """The arguments of ``rest``: these replicas are to sleep at a level, or with 0 to wake.
+
+    One that makes no progress for `timeout_s` has failed; it stays, or becomes again, what it is arranged to be.
+    """
 
     actors: tuple[str, ...]
     level: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = inf
 
 
 class _Order(msgspec.Struct):
@@ -37,6 +45,12 @@ class _Order(msgspec.Struct):
     """Those that have not answered, by name."""
     failed: dict[str, str]
     """What did not work, by name."""
+    timeout_s: float = inf
+    """Without progress."""
+    moved_at: dict[str, float] = {}
+    """When those that it waits for made progress."""
+    num_failures: int = 0
+    """Times that what nobody asked for did not work."""
 
 
 class Rests:
@@ -62,7 +76,7 @@ class Rests:
             wanted = msgspec.convert(args, RestArgs)
         except msgspec.ValidationError as error:
             raise BadInput(f"operation 'rest': {error}", field="args") from error
-        order = _Order(asker, call, wanted.level, {}, {})
+        order = _Order(asker, call, wanted.level, {}, {}, wanted.timeout_s)
         for name in wanted.actors:
             actor = self._membership.named(name)
             if actor is not None and actor.role == "stage" and actor.is_ready:
@@ -94,17 +108,27 @@ class Rests:
                 effects += self._give(_Order(None, 0, wanted, {name: actor.peer}, {}), now)
         return effects
 
-    def repeat(self, number: int, now: float) -> list[Common]:
-        """Give the order to those who have not answered, for the first time or again."""
+    def on_progress(self, actor: Actor, now: float) -> None:
+        """A replica is further on its way than it was."""
+        for order in self._orders.values():
+            if order.waiting.get(actor.peer.actor) == actor.peer:
+                order.moved_at[actor.peer.actor] = now
+
+    def on_timer(self, number: int, now: float) -> list[Common]:
+        """Give up those who make no progress; give the order again to the others who have not answered."""
         order = self._orders.get(number)
         if order is None:
             return []
-        if not order.waiting:
-            return self._end(number)
-        rests: list[Common] = [Send(peer, Rest(number, order.level)) for peer in order.waiting.values()]
-        return [*rests, SetTimer(("rest", str(number)), now + REPEAT_S)]
+        for name in [name for name in order.waiting if order.moved_at[name] + order.timeout_s <= now]:
+            actor = self._membership.named(name)
+            assert actor is not None
+            order.failed[name] = f"no progress for {order.timeout_s:g} s in phase '{actor.phase}' (start_timeout_s)"
+            del order.waiting[name]
+            if not order.level:
+                self.compare(name)  # should it wake after all, nobody would know that it had
+        return self._tell(number, now)
 
-    def on_rested(self, actor: Actor, rested: Rested) -> list[Common]:
+    def on_rested(self, actor: Actor, rested: Rested, now: float) -> list[Common]:
         """Take an answer; the last one ends the order. One that could not wake as it should is told again, later."""
         if actor.told == rested.number:
             actor.told, actor.level = 0, rested.level
@@ -114,10 +138,20 @@ class Rests:
         if rested.error is not None:
             if order.asker is None and not order.level:
                 actor.told = rested.number
-                return []
+                return self._put_off(rested.number, name, rested.error.message, now)
             order.failed[name] = rested.error.message
         del order.waiting[name]
         return [] if order.waiting else self._end(rested.number)
+
+    def _put_off(self, number: int, name: str, why: str, now: float) -> list[Common]:
+        """Try again later; a reason is told once, until there is another."""
+        order = self._orders[number]
+        pause_s = min(REPEAT_S * 2**order.num_failures, MAX_REPEAT_S)
+        order.num_failures += 1
+        is_told = order.failed.get(name) == why
+        order.failed[name] = why
+        told: list[Common] = [] if is_told else [Report("replica does not wake", {"name": name, "error": why})]
+        return [*told, SetTimer(("rest", str(number)), now + pause_s)]
 
     def on_leave(self, actor: Actor) -> list[Common]:
         """A replica is gone, or whoever asked."""
@@ -148,7 +182,17 @@ class Rests:
             assert actor is not None
             actor.told = self._num_orders
             actor.level = order.level or actor.level
-        return [*effects, *self.repeat(self._num_orders, now)]
+            order.moved_at[name] = now
+        return [*effects, *self._tell(self._num_orders, now)]
+
+    def _tell(self, number: int, now: float) -> list[Common]:
+        """Give the order to those who have not answered, for the first time or again."""
+        order = self._orders[number]
+        if not order.waiting:
+            return self._end(number)
+        rests: list[Common] = [Send(peer, Rest(number, order.level)) for peer in order.waiting.values()]
+        gives_up_at = min(order.moved_at[name] for name in order.waiting) + order.timeout_s
+        return [*rests, SetTimer(("rest", str(number)), min(now + REPEAT_S, gives_up_at))]
 
     def _end(self, number: int) -> list[Common]:
         order = self._orders.pop(number)

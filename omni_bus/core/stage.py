@@ -289,6 +289,7 @@ class StageCore:
             live = self._live.get(event.request)
             if live is None or live.state is not State.RUNNING:
                 continue
+            live.moved_at = now
             try:
                 effects += self._on_event(live, event, now)
             except Exception as error:  # noqa: BLE001 (an engine may yield anything; it costs one request, not the next event)
@@ -296,7 +297,6 @@ class StageCore:
         return effects
 
     def _on_event(self, live: StageRequest, event: Event, now: float) -> list[StageEffect]:
-        live.moved_at = now
         match event:
             case Output(port=port, payload=payload):
                 return self._on_output(live, port, payload, now)
@@ -316,12 +316,13 @@ class StageCore:
         self._is_stepping = False
         self._num_steps += 1
         effects: list[StageEffect] = []
-        for request in self._batch:
-            live = self._live.get(request)
-            if live is not None and live.state is State.RUNNING:
-                used, live.in_step = live.in_step, []
-                for edge, payload in used:
-                    effects += self._consumed(edge, payload)
+        if self._shape is EngineShape.STEP_FED:
+            for request in self._batch:
+                live = self._live.get(request)
+                if live is not None and live.state is State.RUNNING:
+                    used, live.in_step = live.in_step, []
+                    for edge, payload in used:
+                        effects += self._consumed(edge, payload)
         self._batch = ()
         return effects + self._start(now)
 
@@ -349,13 +350,17 @@ class StageCore:
             live.first_output_at = now
         effects: list[StageEffect] = []
         edges = live.out_ports.get(port, ())
+        is_blocked = False
         for edge in edges:
             try:
                 frames = edge.push(payload)
             except InputTooLarge as error:  # not the client's input: what the engine made of it
                 raise StageFailed(f"stage '{self.stage}' failed: {error.message}", stage=self.stage) from error
-            effects += _sent(edge, frames)
-        live.bytes_out += len(edges) * size_of(payload)
+            effects += [Send(edge.target, frame) for frame in frames]
+            # A chunk by itself has gone out at once, as nearly all of them do.
+            is_blocked = is_blocked or ((len(frames) != 1 or type(frames[0]) is not Chunk) and edge.is_blocked)
+        if is_blocked == live.is_suspended:
+            return effects
         return effects + self._after_output(live, now)
 
     def _on_finished(self, live: StageRequest, finish: Finish, now: float) -> list[StageEffect]:
@@ -431,10 +436,11 @@ class StageCore:
             self._is_stepping = True
             self._stepping_since = now
             self._batch = batch
-            for request in batch:
-                live = self._live[request]
-                live.is_fed = False
-                live.in_step, live.untaken = live.untaken, []
+            if self._shape is EngineShape.STEP_FED:
+                for request in batch:
+                    live = self._live[request]
+                    live.is_fed = False
+                    live.in_step, live.untaken = live.untaken, []
             effects.append(Step(batch))
         return effects
 

@@ -58,7 +58,6 @@ class StageRequest:
         self.input_bytes = 0
         self.finish = Finish()
         self.is_suspended = False
-        self.bytes_out = 0
         self.is_cancel_owed = False
         self.outcome = "done"
         self.report: Failed | None = None
@@ -101,6 +100,6 @@ class StageRequest:
             total_s=now - self.opened_at,
             chunks_in=sum(edge.num_received for edge in self.in_edges.values() if edge is not None),
             chunks_out=sum(edge.num_sent for edge in self.out_edges.values()),
-            bytes_out=self.bytes_out,
+            bytes_out=sum(edge.num_bytes for edge in self.out_edges.values()),
             usage=self.finish.usage,
         )

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_COMMON = frozenset({SetTimer, DropTimer, Forget, Report, Leave})
+
 MAX_REFUSALS_LOGGED = 1000
 """Senders and kinds of frames that are named in the log once each; a stranger can invent any number of names."""
 
@@ -122,8 +124,15 @@ class Driver:
     def perform(self, effects: Iterable[Any], other: Callable[[Any], None] | None = None) -> None:
         """Carry out effects in order; those that not every core has go to `other`."""
         for effect in effects:
-            if type(effect) is Send:  # by far the most frequent one; a class pattern takes three times as long
-                self._send(effect.peer, effect.frame)
+            kind = type(effect)
+            if kind is Send:  # by far the most frequent one; a class pattern takes three times as long
+                try:
+                    self._link.send(effect.peer, effect.frame)
+                except (BadFrame, InputTooLarge) as error:
+                    self._not_sent(effect.peer, effect.frame, error)
+                continue
+            if other is not None and kind not in _COMMON:
+                other(effect)
                 continue
             match effect:
                 case SetTimer(key=key, at=at):
@@ -139,8 +148,7 @@ class Driver:
                     if not self._leaving.done():
                         self._leaving.set_result(error)
                 case _:
-                    assert other is not None, f"nobody carries out {effect}"
-                    other(effect)
+                    raise AssertionError(f"nobody carries out {effect}")
 
     async def delivered(self, timeout_s: float) -> bool:
         """Wait until all that was sent has been delivered; False if not everybody said so in time."""
@@ -155,17 +163,14 @@ class Driver:
             self._key_watch.close()
         await self._link.close(linger_s)
 
-    def _send(self, peer: Peer, frame: AnyFrame) -> None:
-        """Send; a frame that has no form on the wire costs its own request, not the effects after it."""
-        try:
-            self._link.send(peer, frame)
-        except (BadFrame, InputTooLarge) as error:
-            fields = {"peer": peer.actor, "frame": type(frame).__name__, "code": error.code, "field": error.field}
-            logger.error("a frame could not be sent", extra={"fields": fields})  # noqa: TRY400 (its message may quote the payload)
-            request = frame.route.request if isinstance(frame, Open) else getattr(frame, "request", None)
-            if request is not None and self._on_unsent is not None:
-                # Later, because the core's effects are being carried out in order.
-                self._loop.call_soon(self._on_unsent, request, error)
+    def _not_sent(self, peer: Peer, frame: AnyFrame, error: BadFrame | InputTooLarge) -> None:
+        """A frame that has no form on the wire costs its own request, not the effects after it."""
+        fields = {"peer": peer.actor, "frame": type(frame).__name__, "code": error.code, "field": error.field}
+        logger.error("a frame could not be sent", extra={"fields": fields})
+        request = frame.route.request if isinstance(frame, Open) else getattr(frame, "request", None)
+        if request is not None and self._on_unsent is not None:
+            # Later, because the core's effects are being carried out in order.
+            self._loop.call_soon(self._on_unsent, request, error)
 
     def _deliver(self, sender: Sender, frame: AnyFrame) -> None:
         kind = type(frame)
@@ -175,7 +180,7 @@ class Driver:
             self._refuse(sender, kind)
             return
         try:
-            self._on_frame(sender, frame, self.now)
+            self._on_frame(sender, frame, time.monotonic())
         except Exception:  # one frame must not end the actor; its request ends by deadline or by its client
             logger.exception("a %s from %s could not be handled", type(frame).__name__, sender.actor)
 

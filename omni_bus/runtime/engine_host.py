@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from contextlib import aclosing
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -68,6 +69,8 @@ class EngineThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.post: Callable[[Callable[[], None]], None] = self._calls.put
+        """Runs a call after the ones before it; it handles its own errors."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -80,10 +83,6 @@ class EngineThread:
     def is_idle(self) -> bool:
         """No call waits behind the one that runs."""
         return self._calls.empty()
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Run `call` after the ones before it; it handles its own errors."""
-        self._calls.put(call)
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """Run `call` after the ones before it, and return or raise what it did."""
@@ -161,13 +160,13 @@ class StepHost:
     def perform(self, effect: EngineEffect) -> None:
         """Carry out an effect of the core."""
         match effect:
+            case Step(requests=requests):
+                if self._period_s and not self._is_on_time:
+                    self._due_at = self._loop.time()
+                self._calls.append(partial(self._step, requests))
+                self._hand_over()
             case Feed(request=request, port=port, payloads=payloads, is_last=is_last):
                 self._do_soon(lambda: self._feed(request, port, payloads, is_last=is_last))
-            case Step(requests=requests):
-                if not self._is_on_time:
-                    self._due_at = self._loop.time()
-                self._calls.append(lambda: self._step(requests))
-                self._hand_over()
             case Add(request=request, inputs=inputs):
                 wanted = self._listener.request(request)
                 self._do_soon(lambda: self._add(wanted, inputs))
@@ -185,7 +184,7 @@ class StepHost:
     def _hand_over(self) -> None:
         if self._calls:
             calls, self._calls = self._calls, []
-            self._thread.post(lambda: _call_all(calls))
+            self._thread.post(calls[0] if len(calls) == 1 else partial(_call_all, calls))
 
     async def close(self) -> None:
         """Leave nothing to be called after the engine's own `close`; the thread ends with its calls."""

@@ -85,7 +85,10 @@ class FaultPlan(msgspec.Struct):
 
 
 class OperationPlan(msgspec.Struct):
-    """One operation on a replica, at a virtual second or when the one before it is over."""
+    """One operation on a replica, at a virtual second or when the one before it is over.
+
+    One that is `beside` waits only for those of its stage, or for all if it is to wake.
+    """
 
     kind: Literal["restart", "drain", "scale_down", "sleep", "wake"]
     at_s: float
@@ -96,6 +99,7 @@ class OperationPlan(msgspec.Struct):
     is_forced: bool
     level: int = 0
     """Of sleep. Replica -1 means all of the stage; an order to wake is for all that sleep."""
+    is_beside: bool = False
 
 
 class StagePlan(msgspec.Struct):
@@ -315,6 +319,15 @@ def draw_rests(scenario: Scenario, rng: Random) -> Scenario:
     return replace(scenario, stages=stages, operations=[*operations, replace(wake, at_s=last_s)])
 
 
+def draw_besides(scenario: Scenario, rng: Random) -> Scenario:
+    """Let some operations begin while others are under way, as those on different stages may."""
+    if len(scenario.operations) < 2 or rng.random() < 0.5:
+        return scenario
+    *others, last = scenario.operations  # the last one may be there to wake what the others put to sleep
+    operations = [replace(plan, is_beside=plan.kind != "wake" and rng.random() < 0.6) for plan in others]
+    return replace(scenario, operations=[*operations, last])
+
+
 def sources(pipeline: Pipeline) -> dict[tuple[str, str], str]:
     """Return by (target, port) what feeds it, as ``source.port``."""
     return {(edge.target, edge.target_port): f"{edge.source}.{edge.source_port}" for edge in pipeline.edges}
@@ -330,6 +343,7 @@ __all__ = [
     "Scenario",
     "StagePlan",
     "draw",
+    "draw_besides",
     "draw_operations",
     "draw_rests",
     "sources",

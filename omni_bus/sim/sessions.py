@@ -15,6 +15,7 @@ from omni_bus.core.session import effects as done
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codec import encoded, server_event
 from omni_bus.core.session.config import SessionConfig
+from omni_bus.core.session.conversation import size_of, without_media
 from omni_bus.core.session.core import SessionCore
 from omni_bus.wire.payloads import Blob, Media
 
@@ -238,7 +239,15 @@ class Talk:
         journal = self.core._outlet.journal
         _need(journal.num_bytes <= shared.limits.journal_bytes, f"the journal holds {journal.num_bytes} bytes")
         _need(len(self.core._listening._buffer) <= shared.limits.max_buffer_bytes, "the buffer is too large")
-        _need(shared.conversation.num_bytes >= 0, "the conversation has a negative size")
+        frames = self.core._listening._frames
+        _need(len(frames) <= shared.limits.max_images, f"{len(frames)} pictures wait for a commit")
+        _need(sum(map(len, frames)) <= shared.limits.max_image_bytes, "the pictures that wait are too large")
+        num_images, num_bytes = shared.conversation.images
+        if shared.is_duplex:
+            _need(num_images <= shared.limits.max_images, f"the conversation has {num_images} pictures")
+            _need(num_bytes <= shared.limits.max_image_bytes, "the pictures are too large")
+        sizes = sum(size_of(item) for item in shared.conversation.items)
+        _need(shared.conversation.num_bytes == sizes, f"the conversation counts {shared.conversation.num_bytes} bytes")
         if self.ended is not None:
             _need(not self.generating and not self.transcribing and self.vad is None, "work goes on after the end")
 
@@ -256,6 +265,9 @@ class Talk:
             return
         if seq is not None:
             self._by_seq[seq] = effect.event
+        item = getattr(effect.event, "item", None)
+        is_whole = isinstance(effect.event, said.ItemRetrieved)
+        _need(item is None or is_whole or item == without_media(item), f"{effect.event} brings media along")
         self.events.append(effect.event)
         self.watcher.follow(effect.event)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from omni_bus.core.administration import Arrangement, stage_of
+from omni_bus.core.administration import Arrangement, returning
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Answered
 from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.errors import Unavailable
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.processes import MEMBER_FRAMES, MemberProcess, StageProcess
+from omni_bus.sim.scenario import OperationPlan
 from omni_bus.wire.frames import Introduce, Lost, Outlook
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from omni_bus.core.effects import ClientEffect, TimerKey
     from omni_bus.ids import Peer, Sender
     from omni_bus.sim.processes import Process
-    from omni_bus.sim.scenario import OperationPlan
     from omni_bus.sim.world import World
     from omni_bus.wire.frames import AnyFrame
 
@@ -52,11 +52,24 @@ class _Pause(msgspec.Struct):
     seconds: float
 
 
+_Awaited: TypeAlias = "_Ask | _Leave | _Ready | _Pause | None"
 _Steps: TypeAlias = "Generator[_Ask | _Leave | _Ready | _Pause, Any, None]"
 
 
+class _Order(msgspec.Struct, eq=False):
+    """An operation under way."""
+
+    plan: OperationPlan
+    steps: _Steps
+    awaited: _Awaited = None
+    call: int = 0
+    """The number of what it asks."""
+    is_unanswered: bool = False
+    """It is asked again once a coordinator says something."""
+
+
 class SupervisorProcess(MemberProcess):
-    """Carries out the planned operations, one after the other. It never dies itself: all would with it."""
+    """Carries out the planned operations, on each stage one after the other. It never dies: all would with it."""
 
     def __init__(self, world: World, plans: list[OperationPlan]) -> None:
         super().__init__(world, "supervisor")
@@ -71,19 +84,20 @@ class SupervisorProcess(MemberProcess):
         self.slept: set[str] = set()
         """Stages of which a replica was told to sleep, ever."""
         self.num_done = 0
-        self._plans = list(plans)
+        self._restarting: set[str] = set()
+        self._plans = [plan for plan in plans if not plan.is_beside]
+        self._besides = [plan for plan in plans if plan.is_beside]
         self._outlooks: dict[str, Outlook] = {}
         self._deaths: list[tuple[Peer, bool]] = []
-        self._steps: _Steps | None = None
-        self._awaited: _Ask | _Leave | _Ready | _Pause | None = None
+        self._orders: list[_Order] = []
         self._num_calls = 0
-        self._unanswered: _Ask | None = None
-        """What is asked again once a coordinator says something."""
 
     def start(self) -> None:
         """Say hello, and begin when the first operation is due."""
         super().start()
         self._next()
+        for plan in self._besides:
+            self.world.after(max(0.0, plan.at_s - self.world.now), self._begin, plan)
 
     def successor(self) -> Process:
         """Nobody survives a supervisor."""
@@ -95,7 +109,9 @@ class SupervisorProcess(MemberProcess):
             self.world.after(max(0.0, plan.at_s - self.world.now), self._begin, plan)
 
     def _begin(self, plan: OperationPlan) -> None:
-        if not self.world.is_up:  # a deployment that starts takes no orders
+        is_early = plan.kind == "wake" and bool(self._besides)  # what they put to sleep is to be woken too
+        # A deployment that starts takes no orders.
+        if not self.world.is_up or is_early or any(_conflict(plan, order.plan) for order in self._orders):
             self.world.after(0.05, self._begin, plan)
             return
         self.world.trace(f"   begins {plan} as", self)
@@ -106,34 +122,37 @@ class SupervisorProcess(MemberProcess):
             "sleep": self._sleep,
             "wake": self._wake,
         }
-        self._steps = carried_out_by[plan.kind](plan)
-        self._advance(None)
+        order = _Order(plan, carried_out_by[plan.kind](plan))
+        self._orders.append(order)
+        self._advance(order, None)
 
-    def _advance(self, value: Any) -> None:
-        assert self._steps is not None
+    def _advance(self, order: _Order, value: Any) -> None:
         self.world.faults.last_at = max(self.world.faults.last_at, self.world.now)
         try:
-            self._awaited = self._steps.send(value)
+            order.awaited = order.steps.send(value)
         except StopIteration:
-            self._steps = self._awaited = None
+            self._orders.remove(order)
             self.num_done += 1
-            self._next()
+            if order.plan.is_beside:
+                self._besides.remove(order.plan)
+            else:
+                self._next()
             return
-        match self._awaited:
+        match order.awaited:
             case _Ask():
-                self._ask(self._awaited)
+                self._ask(order)
             case _Leave(process=process):
-                process.retire(self._left)
+                process.retire(lambda process: self._left(order, process))
             case _Pause(seconds=seconds):
-                self.world.after(seconds, self._advance, None)
-            case _Ready():
+                self.world.after(seconds, self._advance, order, None)
+            case _Ready() | None:
                 pass
 
-    def _left(self, process: StageProcess) -> None:
+    def _left(self, order: _Order, process: StageProcess) -> None:
         self._tell_death(process.peer, is_settled=process.is_settled)
         if process.has_retired:
             self._tell(Outlook(process.name, process.stage, process.replica, "stopped"))
-        self._advance(None)
+        self._advance(order, None)
 
     def _tell_death(self, peer: Peer, *, is_settled: bool) -> None:
         self._deaths.append((peer, is_settled))
@@ -154,9 +173,13 @@ class SupervisorProcess(MemberProcess):
 
     def on_ready(self, name: str) -> None:
         """The coordinator calls a replica ready."""
-        if isinstance(self._awaited, _Ready) and self._awaited.name == name:
-            self.world.after(0.0, self._advance, True)
-            self._awaited = None
+        self._end_wait_for(name, is_ready=True)
+
+    def _end_wait_for(self, name: str, *, is_ready: bool) -> None:
+        for order in self._orders:
+            if isinstance(order.awaited, _Ready) and order.awaited.name == name:
+                self.world.after(0.0, self._advance, order, is_ready)
+                order.awaited = None
 
     def on_exit(self, process: Process, phase: str, retry_after_s: float) -> None:
         """A process has died."""
@@ -166,15 +189,15 @@ class SupervisorProcess(MemberProcess):
         if isinstance(process, StageProcess):
             self._tell(Outlook(name, process.stage, process.replica, phase, "it died", retry_after_s))
         self.kept_free.discard(name)
-        if isinstance(self._awaited, _Ready) and self._awaited.name == name:
-            self.world.after(0.0, self._advance, False)
-            self._awaited = None
+        self._end_wait_for(name, is_ready=False)
 
     # --- operations, as `actors.operations` does them -----------------------------------------------------
 
     def _arrange(self, **changes: Any) -> _Ask:
-        self.arrangement = replace(self.arrangement, **changes)
-        return _Ask("arrange", msgspec.to_builtins(self.arrangement))
+        changed, stages = replace(self.arrangement, **changes), self.world.scenario.stages
+        waited_for = returning(self._restarting, changed.asleep, lambda stage: stages[stage].while_asleep == "queue")
+        self.arrangement = replace(changed, returning=waited_for)
+        return _Ask("arrange")
 
     def _drain(self, plan: OperationPlan) -> _Steps:
         name = f"{plan.stage}.{plan.replica}"
@@ -186,14 +209,15 @@ class SupervisorProcess(MemberProcess):
 
     def _restart(self, plan: OperationPlan) -> _Steps:
         name = f"{plan.stage}.{plan.replica}"
-        no_longer_returning = {name} - self.arrangement.returning  # one that sleeps and is waited for stays so
-        yield self._arrange(drained=self.arrangement.drained | {name}, returning=self.arrangement.returning | {name})
+        self._restarting.add(name)
+        yield self._arrange(drained=self.arrangement.drained | {name})
         is_gone = yield from self._empty(name, plan)
         yield self._arrange(drained=self.arrangement.drained - {name})
         if is_gone:
             self.world.add(self.world.processes[name].successor())
             yield _Ready(name)
-        yield self._arrange(returning=self.arrangement.returning - no_longer_returning)
+        self._restarting.discard(name)
+        yield self._arrange()
 
     def _scale_down(self, plan: OperationPlan) -> _Steps:
         wanted = self.arrangement.wanted
@@ -208,22 +232,25 @@ class SupervisorProcess(MemberProcess):
             wanted = self.arrangement.wanted
         yield self._arrange(wanted=wanted, drained=self.arrangement.drained - {name})
         if name in self.arrangement.asleep and wanted[plan.stage] == number:
-            yield self._arrange_asleep(_without(self.arrangement.asleep, {name}))
+            yield self._arrange(asleep=_without(self.arrangement.asleep, {name}))
 
     def _sleep(self, plan: OperationPlan) -> _Steps:
         numbers = range(self.arrangement.wanted[plan.stage]) if plan.replica < 0 else (plan.replica,)
         names = [f"{plan.stage}.{number}" for number in numbers]
         new = {name: plan.level for name in names if name not in self.arrangement.asleep}
         self.slept.add(plan.stage)
-        yield self._arrange_asleep({**new, **self.arrangement.asleep})
+        yield self._arrange(asleep={**new, **self.arrangement.asleep})
         self.kept_asleep.update(names)
         answer = yield _Ask("drain", {"actors": names, "timeout_s": plan.timeout_s, "is_forced": plan.is_forced})
-        if answer["outstanding"] and not plan.is_forced:
-            failed = set(new)
-        else:
-            failed = new.keys() & (yield _Ask("rest", {"actors": names, "level": plan.level}))["failed"].keys()
-        self.kept_asleep -= failed
-        yield self._arrange_asleep(_without(self.arrangement.asleep, failed))
+        awake = set(new) if answer["outstanding"] and not plan.is_forced else set[str]()
+        if not awake:
+            failed = (yield _Ask("rest", {"actors": names, "level": plan.level}))["failed"].keys()
+            if failed:  # then none of them is to sleep, but those that don't wake
+                put_to_sleep = sorted(new.keys() - failed)
+                still = (yield _Ask("rest", {"actors": put_to_sleep, "level": 0}))["failed"].keys()
+                awake = new.keys() - still
+        self.kept_asleep -= awake
+        yield self._arrange(asleep=_without(self.arrangement.asleep, awake))
 
     def _wake(self, plan: OperationPlan) -> _Steps:
         """Wake all; a person whose engine could not says so again."""
@@ -231,14 +258,8 @@ class SupervisorProcess(MemberProcess):
             names = set(self.arrangement.asleep)
             failed = (yield _Ask("rest", {"actors": sorted(names), "level": 0}))["failed"].keys()
             self.kept_asleep -= names - failed
-            yield self._arrange_asleep(_without(self.arrangement.asleep, names - failed))
+            yield self._arrange(asleep=_without(self.arrangement.asleep, names - failed))
             yield _Pause(0.1)
-
-    def _arrange_asleep(self, asleep: dict[str, int]) -> _Ask:
-        stages = self.world.scenario.stages
-        awaited = {name for name in asleep if stages[stage_of(name)].while_asleep == "queue"}
-        returning = (self.arrangement.returning - self.arrangement.asleep.keys()) | awaited
-        return self._arrange(asleep=asleep, returning=returning)
 
     def _empty(self, name: str, plan: OperationPlan) -> Generator[_Ask | _Leave, Any, bool]:
         """Have a replica finish and leave; False if it had not finished in time, or was dead already."""
@@ -263,15 +284,15 @@ class SupervisorProcess(MemberProcess):
             return
         self.core.on_coordinator_heard()
         self.carry(self.member.on_frame(frame, self.world.now))
-        unanswered, self._unanswered = self._unanswered, None
+        unanswered = [order for order in self._orders if order.is_unanswered]
         if isinstance(frame, Introduce):
             self._tell_all()
         elif isinstance(frame, Lost):
             process = self.world.processes.get(frame.peer.actor)
             if isinstance(process, StageProcess) and process.peer == frame.peer and process.has_stalled:
                 self.world.faults.end_stalled(process)
-        if unanswered is not None:
-            self._ask(unanswered)
+        for order in unanswered:
+            self._ask(order)
 
     def on_broken(self, peer: Peer) -> None:
         """Learn that a connection of this process broke."""
@@ -285,21 +306,27 @@ class SupervisorProcess(MemberProcess):
         if self.member.is_coordinator_silent:
             self.carry(self.core.on_coordinator_silent())
 
-    def _ask(self, ask: _Ask) -> None:
+    def _ask(self, order: _Order) -> None:
+        ask = order.awaited
+        assert isinstance(ask, _Ask)
         self._num_calls += 1
-        self.carry(self.core.admin(self._num_calls, ask.op, ask.args))
+        order.call, order.is_unanswered = self._num_calls, False
+        # What all are to be by now: an order that asks again must not undo what others have arranged meanwhile.
+        args = msgspec.to_builtins(self.arrangement) if ask.op == "arrange" else ask.args
+        self.carry(self.core.admin(order.call, ask.op, args))
 
     def _carry_own(self, effect: ClientEffect) -> None:
         if not isinstance(effect, Answered):
             raise Violation(f"a supervisor has no request: {effect}")
-        if effect.call != self._num_calls or not isinstance(self._awaited, _Ask):
+        order = next((order for order in self._orders if order.call == effect.call), None)
+        if order is None or not isinstance(order.awaited, _Ask):
             raise Violation(f"nobody asked {effect}")
         if isinstance(effect.error, Unavailable):
-            self._unanswered = self._awaited
+            order.is_unanswered = True
         elif effect.error is not None:
             raise Violation(f"an operation was refused: {effect.error}")
         else:
-            self._advance(effect.result)
+            self._advance(order, effect.result)
 
     def check_admission(self, stages: dict[str, Any]) -> None:
         """Check a new binding.
@@ -313,8 +340,8 @@ class SupervisorProcess(MemberProcess):
 
     def held(self) -> str:
         """Tell what is held; empty for nothing."""
-        if self._steps is not None or self._plans:
-            return f"supervisor waits for {self._awaited}, has {len(self._plans)} plans left"
+        if self._orders or self._plans or self._besides:
+            return f"supervisor is at {self._orders}, has {self._plans} and {self._besides} left"
         if self.arrangement.drained or self.arrangement.returning or self.arrangement.asleep:
             return f"supervisor has {self.arrangement} left"
         return self._held_timers()
@@ -322,3 +349,8 @@ class SupervisorProcess(MemberProcess):
 
 def _without(levels: dict[str, int], names: Collection[str]) -> dict[str, int]:
     return {name: level for name, level in levels.items() if name not in names}
+
+
+def _conflict(plan: OperationPlan, other: OperationPlan) -> bool:
+    """Whether an operation must wait for another one, as `actors.operations` has it; an order to wake is for all."""
+    return "wake" in (plan.kind, other.kind) or plan.stage == other.stage

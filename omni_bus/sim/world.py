@@ -20,7 +20,7 @@ from omni_bus.ids import Peer, Sender
 from omni_bus.sim.faults import Faults
 from omni_bus.sim.ledger import Ledger, Violation
 from omni_bus.sim.processes import CoordinatorProcess, GatewayProcess, Process, StageProcess
-from omni_bus.sim.scenario import draw, draw_operations, draw_rests
+from omni_bus.sim.scenario import draw, draw_besides, draw_operations, draw_rests
 from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.wire.frames import Heartbeat
 
@@ -50,6 +50,7 @@ class World:
             # Drawn apart, so that the schedules of seeds without any stay what they were.
             scenario = draw_operations(draw(self.rng), Random(f"{seed} operations"))
             scenario = draw_rests(scenario, Random(f"{seed} rests"))
+            scenario = draw_besides(scenario, Random(f"{seed} besides"))
         self.scenario = scenario
         self.ledger = Ledger(self.rng)
         self.now = 0.0

@@ -52,20 +52,16 @@ def check_frame(frame: AnyFrame) -> None:
         ValueError: names the frame, the field and what is allowed.
     """
     kind = type(frame)
-    if kind is Chunk:
-        _check_chunk(frame)
+    if isinstance(frame, Chunk):  # by far the most frequent one
+        if frame.edge < 0 or frame.seq < 0:
+            raise ValueError(f"Chunk: edge {frame.edge} and seq {frame.seq} must not be negative")
+        payload = frame.payload
+        if type(payload) is not Text or payload.num_tokens < 0:  # most are text, and `check` would say no more of it
+            check(payload)
         return
     checker = _CHECKS.get(kind)
     if checker is not None:
         checker(frame)
-
-
-def _check_chunk(frame: Any) -> None:
-    if frame.edge < 0 or frame.seq < 0:
-        raise ValueError(f"Chunk: edge {frame.edge} and seq {frame.seq} must not be negative")
-    payload = frame.payload
-    if type(payload) is not Text or payload.num_tokens < 0:  # most chunks are text, and `check` would say no more of it
-        check(payload)
 
 
 def _seconds(field: str, value: float | None) -> None:

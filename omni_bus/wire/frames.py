@@ -158,12 +158,15 @@ class Hello(Frame, frozen=True):
 class Welcome(Frame, frozen=True):
     """You are known; send a `Heartbeat` each `heartbeat_s`.
 
-    Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent.
+    Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent. A
+    stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, and should end soon
+    those that would last for as long as their clients like.
     """
 
     version: int
     coordinator: Peer
     heartbeat_s: float
+    is_drained: bool = False
 
 
 class Refused(Frame, frozen=True):

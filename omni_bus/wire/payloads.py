@@ -224,6 +224,9 @@ KINDS: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in PAYLOAD
 
 _KIND_OF: dict[type[Payload], str] = dict(zip(PAYLOAD_TYPES, KINDS, strict=True))
 
+TYPE_OF: dict[str, type[Payload]] = dict(zip(KINDS, PAYLOAD_TYPES, strict=True))
+"""The payload's class by its tag."""
+
 
 def kind_of(payload: Payload) -> str:
     """Return the payload's tag."""

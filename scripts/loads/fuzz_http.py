@@ -27,7 +27,7 @@ TIMEOUTS = "header_timeout_s = 0.5\nbody_timeout_s = 0.5\nkeepalive_timeout_s = 
 
 MAX_READ = 1 << 20
 GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "modalities": ["text"], "max_tokens": 3}
-SECRET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+SECRET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 """A request inside of what should be another's body; its answer would show that it was taken for one of its own."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
@@ -171,7 +171,7 @@ def _spoil(value: Any, dice: Random) -> None:
 
 def head(*lines: str, method: str = "POST", path: str = CHAT, version: str = "HTTP/1.1") -> bytes:
     """Return a request's head that asks for the connection to be closed."""
-    fixed = ("Host: x", "Content-Type: application/json", "Connection: close")
+    fixed = ("Host: localhost", "Content-Type: application/json", "Connection: close")
     return "\r\n".join([f"{method} {path} {version}", *fixed, *lines, "", ""]).encode("utf-8", "surrogateescape")
 
 
@@ -227,7 +227,7 @@ def shapes() -> dict[str, Input]:
         "absolute path": head(LENGTH, path="http://elsewhere/v1/chat/completions") + BODY,
         "path of CONNECT": head(method="CONNECT", path="elsewhere:443"),
         "asterisk": head(method="OPTIONS", path="*"),
-        "no path": b"POST HTTP/1.1\r\nHost: x\r\n\r\n",
+        "no path": b"POST HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "no version": b"GET /version\r\n\r\n",
         "future version": head(LENGTH, version="HTTP/9.9") + BODY,
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",

@@ -190,7 +190,7 @@ def bad_handshake(route: str, dice: Random) -> bytes:
 
 
 def _head(route: str, *lines: str) -> bytes:
-    fixed = ("Host: x", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+    fixed = ("Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
     return "\r\n".join([f"GET {route} HTTP/1.1", *fixed, *lines, "", ""]).encode()
 
 

@@ -26,7 +26,7 @@ async def leave_once(
     """
     is_streamed = dice.random() < 0.7
     body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": is_streamed}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost:\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
     is_whole = dice.random() < 2 / 3
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

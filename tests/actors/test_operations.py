@@ -34,7 +34,7 @@ from omni_bus.runtime.deployment import Deployment, read_deployment
 from tests.actors.test_supervisor import FakeChild, FakeClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from omni_bus.runtime.control import Outcome
@@ -64,6 +64,8 @@ class Coordinator(FakeClient):
         self.log = log
         self.outstanding: dict[str, int] = {}
         self.sleepless: dict[str, str] = {}
+        self.wakeless: dict[str, str] = {}
+        self.during_rest: Callable[[], None] = lambda: None
         self.is_clinging = False
         """Replicas do not let go of requests that are cut."""
         self.arrangement: dict[str, Any] = {}
@@ -88,8 +90,10 @@ class Coordinator(FakeClient):
             self.log.append(" ".join(["arrange", *marks]))
             return None
         if op == "rest":
+            self.during_rest()
             self.log.append(f"rest {args['level']} {','.join(args['actors'])}")
-            return {"failed": {name: why for name, why in self.sleepless.items() if name in args["actors"]}}
+            stubborn = self.sleepless if args["level"] else self.wakeless
+            return {"failed": {name: why for name, why in stubborn.items() if name in args["actors"]}}
         self.log.append(f"drain {','.join(args['actors'])}")
         await self.is_idle.wait()
         left = {name: count for name in args["actors"] if (count := self.outstanding.get(name))}
@@ -216,14 +220,41 @@ async def test_replica_is_idle_before_it_sleeps_and_gets_requests_once_awake(mad
     assert made.news == [("llm.1", phase) for phase in ("draining", "asleep", "waking", "ready")]
 
 
-async def test_replica_that_can_not_sleep_serves_on(made: Made) -> None:
+async def test_where_one_can_not_sleep_all_serve_on(made: Made) -> None:
+    """But those that slept before: an order that fails changes nothing."""
+    await made.order(Sleep(("voice",)))
     made.coordinator.sleepless = {"llm.0": "level: 1 came (allowed: 2)"}
+    made.news.clear()
+
+    outcome = await made.order(Sleep(("llm", "voice")))
+
+    assert (outcome.code, outcome.message) == (NOT_POSSIBLE, "llm.0: level: 1 came (allowed: 2)")
+    assert made.log[-3:] == ["rest 1 llm.0,llm.1,voice.0", "rest 0 llm.1", "arrange a:voice.0"]
+    assert made.news[3:] == [("llm.0", "ready"), ("llm.1", "ready"), ("voice.0", "asleep")]
+
+
+async def test_what_was_put_to_sleep_and_does_not_wake_is_said_to_sleep(made: Made) -> None:
+    made.coordinator.sleepless, made.coordinator.wakeless = {"llm.0": "level: no"}, {"llm.1": "no memory"}
 
     outcome = await made.order(Sleep(("llm",)))
 
-    assert (outcome.code, outcome.message) == (NOT_POSSIBLE, "llm.0: level: 1 came (allowed: 2)")
+    assert outcome.message == "llm.0: level: no; llm.1: it was put to sleep and does not wake: no memory"
     assert made.coordinator.arrangement["asleep"] == {"llm.1": 1}
     assert made.news[2:] == [("llm.0", "ready"), ("llm.1", "asleep")]
+
+
+async def test_person_who_wakes_a_replica_sees_how_far_it_is(made: Made) -> None:
+    await made.order(Sleep(("llm.1",), level=2))
+    process = made.process("llm.1")
+    process.child.say("phase", phase="weights", fraction=0.2)
+    assert process.phase == "ready", "nobody waits for it"
+    made.coordinator.during_rest = lambda: process.child.say("phase", phase="weights", fraction=0.5)
+    made.news.clear()
+
+    await made.order(Wake())
+
+    assert made.news == [("llm.1", phase) for phase in ("waking", "weights", "ready")]
+    assert (process.phase, process.fraction) == ("ready", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +308,36 @@ async def test_replica_is_drained_then_gone_then_bound_again(made: Made) -> None
         ("llm.1", "starting"),
         ("llm.1", "ready"),
     ]
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+@pytest.mark.parametrize(
+    "others",
+    [
+        [Sleep(("voice",)), Wake(("voice",))],
+        [Scale({"voice": 2}), Sleep(("voice",)), Scale({"voice": 1})],
+        [Drain(("voice",)), Resume(("voice",))],
+        [Restart(("voice",))],
+    ],
+    ids=lambda orders: type(orders[0]).__name__,
+)
+async def test_replica_that_restarts_is_waited_for_whatever_other_stages_are_told(
+    made: Made, others: list[Order], *, is_asleep: bool
+) -> None:
+    if is_asleep:  # its requests are refused, but for the moment in which it restarts
+        await made.order(Sleep(("llm.0",)))
+    Child.clinging.add("llm.0")
+    restarting = asyncio.create_task(made.order(Restart(("llm.0",))))
+    await made.log.until("SIGUSR1 llm.0")
+    for other in others:
+        assert (await made.order(other)).code == DONE
+        assert made.coordinator.arrangement["returning"] == ["llm.0"]
+    made.process("llm.0").child.end(0)
+
+    assert (await restarting).code == DONE
+
+    assert made.coordinator.arrangement["returning"] == []
+    assert ("llm.0" in made.coordinator.arrangement["asleep"]) == is_asleep
 
 
 async def test_replicas_restart_one_after_the_other(made: Made) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -10,8 +12,12 @@ import pytest
 from actors.testing import running
 from adapters.synthetic import SyntheticText
 from omni_bus.client import BusClient
+from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from actors.testing import Running
     from omni_bus.engine import EngineRequest, Report
     from omni_bus.wire.payloads import Payload
 
@@ -44,20 +50,73 @@ class Fragile(SyntheticText):
         super().add(request, inputs)
 
 
+class Stubborn(SyntheticText):
+    """Refuses to wake, or takes its time, as the test wants."""
+
+    refusal = ""
+    may_go_on = threading.Event()
+
+    def unload(self) -> None:
+        pass
+
+    def wake(self, report: Report) -> None:
+        report("weights", 0.5)
+        if self.refusal:
+            raise BadInput(self.refusal)
+        self.may_go_on.wait(30)
+
+
+@asynccontextmanager
+async def supervised(toml: str) -> AsyncIterator[tuple[Running, BusClient]]:
+    """A deployment, and its supervisor."""
+    async with running(toml) as deployment:
+        about = deployment.deployment
+        connection = BusClient.connect(
+            "supervisor", about.listen("supervisor"), about.coordinator_endpoint, role="supervisor", timeout_s=20
+        )
+        async with await connection as supervisor:
+            yield deployment, supervisor
+
+
+@pytest.mark.timeout(40)
+async def test_engine_that_does_not_wake_is_told_of_by_name_and_logged_once_for_each_reason(caplog) -> None:
+    async with supervised(TOML.replace("Fragile", "Stubborn")) as (deployment, supervisor):
+        engine = deployment.stages["llm.0"].engine
+        assert isinstance(engine, Stubborn)
+        await supervisor.admin("arrange", asleep={"llm.0": 2})
+        assert (await supervisor.admin("rest", actors=["llm.0"], level=2))["failed"] == {}
+        for reason in ("no memory", "no memory", "no file", "no memory"):
+            engine.refusal = reason
+            answer = await supervisor.admin("rest", actors=["llm.0"], level=0)
+            assert answer["failed"] == {"llm.0": reason}
+
+        logged = [r.fields["why"] for r in caplog.records if r.msg == "the engine could not rest"]
+        assert logged == ["no memory", "no file", "no memory"]
+
+        engine.refusal = ""
+        answer = await supervisor.admin("rest", actors=["llm.0"], level=0, timeout_s=1.0)
+        assert answer["failed"] == {"llm.0": "no progress for 1 s in phase 'weights' (start_timeout_s)"}
+
+        # It is on its way all the same, and is what the deployment is arranged to be when it is done.
+        engine.may_go_on.set()
+        await supervisor.admin("arrange", asleep={})
+        assert (await supervisor.admin("rest", actors=["llm.0"], level=0))["failed"] == {}
+        async with (
+            aiohttp.ClientSession(deployment.url) as session,
+            session.post("/v1/chat/completions", json=BODY) as response,
+        ):
+            assert response.status == 200
+
+
 @pytest.mark.timeout(40)
 async def test_engine_that_breaks_on_its_way_to_sleep_is_loaded_again() -> None:
-    async with running(TOML) as deployment, aiohttp.ClientSession(deployment.url) as session:
-        about = deployment.deployment
-        async with await BusClient.connect(
-            "supervisor", about.listen("supervisor"), about.coordinator_endpoint, role="supervisor", timeout_s=20
-        ) as supervisor:
-            arrangement = {"wanted": {"llm": 1}, "drained": [], "returning": []}
-            await supervisor.admin("arrange", **arrangement, asleep={"llm.0": 2})
-            answer = await supervisor.admin("rest", actors=["llm.0"], level=2)
-            assert list(answer["failed"]) == ["llm.0"]
+    async with supervised(TOML) as (deployment, supervisor), aiohttp.ClientSession(deployment.url) as session:
+        await supervisor.admin("arrange", wanted={"llm": 1}, asleep={"llm.0": 2})
+        answer = await supervisor.admin("rest", actors=["llm.0"], level=2)
+        assert list(answer["failed"]) == ["llm.0"]
 
-            await supervisor.admin("arrange", **arrangement, asleep={})
-            async with session.post("/v1/chat/completions", json=BODY) as response:
-                found = await response.json()
+        await supervisor.admin("arrange", wanted={"llm": 1})
+        async with session.post("/v1/chat/completions", json=BODY) as response:
+            found = await response.json()
 
     assert (response.status, found.get("error")) == (200, None)

@@ -33,6 +33,12 @@ adapter = "transformers-image-text"
 model = "{vlm}"
 [stages.embed]
 adapter = "transformers-embedding"
+[stages.sessions]
+adapter = "realtime"
+chat = "look"
+[pipelines.live]
+serve_as = "live-eyes"
+edges = ["in.events -> sessions.events", "sessions.events -> out.events"]
 [pipelines.chat]
 serve_as = "text"
 edges = [
@@ -101,6 +107,21 @@ async def look(client: openai.AsyncOpenAI, colour: str, *, stream: bool = False)
 async def test_answer_is_about_the_picture(client: openai.AsyncOpenAI, colour: str, name: str) -> None:
     assert await look(client, colour) == f"a {name} circle"
     assert await look(client, colour, stream=True) == f"a {name} circle"
+
+
+async def test_a_live_conversation_is_about_the_picture(client: openai.AsyncOpenAI) -> None:
+    async with client.realtime.connect(model="live-eyes") as live:
+        for colour, name in (("#dc2626", "red"), ("#2563eb", "blue")):
+            shown: Any = {"type": "input_image", "image_url": picture(colour)["image_url"]["url"]}
+            content: Any = [shown, {"type": "input_text", "text": "describe the picture"}]
+            item: Any = {"type": "message", "role": "user", "content": content}
+            await live.response.create(response={"conversation": "none", "input": [item]})
+            while (event := await live.recv()).type != "response.done":
+                assert event.type != "error", event
+            (answer,) = event.response.output or [None]
+            assert answer is not None
+            assert answer.type == "message"
+            assert [part.text for part in answer.content] == [f"a {name} circle"]
 
 
 def dot(one: list[float], other: list[float]) -> float:

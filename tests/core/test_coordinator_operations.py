@@ -36,6 +36,7 @@ from omni_bus.wire.frames import (
     Route,
     RouteEdge,
     Submit,
+    Welcome,
 )
 
 EDGES = (
@@ -294,6 +295,30 @@ def test_health_and_status_tell_of_it(up):
         }
 
 
+def test_replica_is_told_that_it_is_drained_once_it_is_and_again_when_it_says_hello(up):
+    """Its requests may last for as long as their clients like, and end only if it has them end."""
+
+    def told(who):
+        return [welcome.is_drained for welcome in up.to(who, Welcome)]
+
+    assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[False]] * 3
+    up.arrange(drained=["llm.0", "llm.7"])
+    assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[True], [], []]
+    up.arrange(drained=["llm.0", "voice.0"])
+    assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[], [], [True]]
+    up.core.on_link_broken(LLM, up.now)  # what it was sent may be lost; it introduces itself
+    up.join(LLM)
+    assert told(LLM) == [True]
+    up.arrange()
+    assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[False], [], [False]]
+
+
+def test_new_coordinator_tells_the_drained(up):
+    deployment = Deployment(arrangement=Arrangement(drained=frozenset({"llm.0"})))
+    deployment.join_all()
+    assert [deployment.to(who, Welcome)[0].is_drained for who in (LLM, LLM_1)] == [True, False]
+
+
 # --- replicas that sleep ------------------------------------------------------------------------------------
 
 
@@ -366,6 +391,9 @@ def test_what_is_no_longer_to_sleep_is_woken_and_waited_for_if_it_was_told_to_sl
     up.say(again, failed)
     up.is_due(("rest", "2"))
     assert up.to(again, Rest) == [Rest(2, 0)], "it is tried again"
+    up.admin("status")
+    (row,) = [row for row in up.reply()["actors"] if row["actor"] == "llm.0"]
+    assert (row["phase"], row["is_ready"]) == ("waking", False)
     up.say(again, Rested(2))
     assert up.bound() == {"a": ["llm.0"]}
 

@@ -56,6 +56,12 @@ def test_welcome_sets_the_pace_from_the_last_beat(member):
     assert member.on_timer(10.1)[1] == SetTimer(("heartbeat", ""), 10.2)
 
 
+def test_welcome_tells_whether_this_replica_is_drained(member):
+    for is_drained in (True, False):
+        member.on_frame(Welcome(PROTOCOL_VERSION, COORDINATOR, 1.0, is_drained), 0.0)
+        assert member.is_drained == is_drained
+
+
 def test_introduce_is_answered_with_what_is_true_now(member):
     member.start(0.0)
     assert member.ready() == [Send(COORDINATOR, Ready())]

@@ -87,7 +87,7 @@ async def test_reader_that_takes_nothing_is_dropped_and_its_file_closed() -> Non
         with socket.socket() as stuck:
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
             stuck.connect(("127.0.0.1", deployment.port))
-            stuck.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            stuck.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
             def is_open() -> bool:
                 links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)]

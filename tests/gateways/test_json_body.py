@@ -140,3 +140,32 @@ async def test_heavy_bodies_share_the_turns_of_the_loop() -> None:
     await asyncio.gather(count_turns(), *(body() for _ in range(4)))
 
     assert len(set(worked)) == len(worked) == 12
+
+
+HALF = "unexpected end of escaped utf-16 surrogate pair"
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (rb'{"a": "\ud800"}', rf"{HALF} \(byte 7\)"),
+        (rb'{"a": "\uDBFF"', HALF),
+        (rb'{"a": "\ud800x', HALF),
+        (rb'{"a": "\ud800\n"}', HALF),
+        (rb'{"a": "\\\ud800"}', HALF),
+        (rb'{"\ud800": "and much more after it"}', HALF),
+        (rb'{"a": "' + b"x" * 300_000 + rb'\ud800"}', rf"{HALF} \(byte 300007\)"),
+        (rb'{"a": "\ud800', "truncated"),
+        (rb'{"a": "\ud800\u', "truncated"),
+        (rb'{"a": "\ud83d\ude0', "truncated"),
+        (rb'{"a": "\\ud800"', "truncated"),
+        (rb'{"a": "\ud83d\ude00"', "truncated"),
+    ],
+)
+@pytest.mark.parametrize("is_length_known", [True, False])
+async def test_half_of_a_surrogate_pair_is_told_from_a_body_that_breaks_off(
+    raw: bytes, words: str, *, is_length_known: bool
+) -> None:
+    buffer = filled(raw, len(raw) if is_length_known else None)
+    with pytest.raises(msgspec.DecodeError, match=words):
+        await buffer.decode()

@@ -287,7 +287,7 @@ async def test_a_client_that_stops_reading_stops_the_voice(speaking: Running, fm
     """A minute and more of sound for a client that takes none of it, and then all; nothing is lost."""
     fields = {"response_format": fmt, "stream_format": "audio", "extra_params": {"samples_per_character": 96_000}}
     sent = json.dumps({"input": WORDS * 4, **fields})
-    head = f"POST {SPEECH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
     slow.setblocking(False)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from able import ABLE  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import Running, running
-from gateways import realtime, speech_stream
+from gateways import speech_stream
 from gateways.http import OPEN
 from gateways.openai import operations
 from gateways.openai_answers import (
@@ -31,6 +31,7 @@ from gateways.openai_answers import (
     Version,
 )
 from gateways.openapi import Answer, Error, Operation, document
+from gateways.realtime.route import DUPLEX_PATH, PATH
 from gateways.videos import live
 from loads.fuzz import schemathesis
 
@@ -71,9 +72,8 @@ async def test_every_route_is_described_and_nothing_else() -> None:
     served = {(route.method.lower(), route.resource.canonical) for route in routes if route.resource is not None}
     served -= {("head", path) for _, path in served}  # aiohttp's, for each get
     served -= {("*", "/ping")}  # a handler that refuses some
-    served -= {
-        ("get", path) for path in (speech_stream.PATH, realtime.PATH, realtime.DUPLEX_PATH, live.PATH)
-    }  # WebSockets
+    sockets = (speech_stream.PATH, PATH, DUPLEX_PATH, live.PATH)
+    served -= {("get", path) for path in sockets}
     served |= {("get", "/ping"), ("head", "/ping"), ("post", "/ping")}
     assert {(method, path) for path, methods in found["paths"].items() for method in methods} == served
     assert len({operation.name for operation in operations()}) == len(operations())

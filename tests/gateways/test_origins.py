@@ -25,6 +25,7 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 [gateways.openai]
 {gateway}
 """
+NAMED = 'allowed_hosts = ["omni.example"]'
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 
@@ -168,9 +169,9 @@ async def test_header_names_that_are_none_are_not_echoed(names: str) -> None:
         ("", None, None, True),
         ("", "http://{host}", None, True),
         ("", "https://{host}", None, True),
-        ("", "http://omni.example", "omni.example", True),
-        ("", "https://omni.example", "omni.example:443", True),
-        ("", "https://omni.example:8443", "omni.example", False),
+        (NAMED, "http://omni.example", "omni.example", True),
+        (NAMED, "https://omni.example", "omni.example:443", True),
+        (NAMED, "https://omni.example:8443", "omni.example", False),
         ("", "http://{host}1", None, False),
         ("", PAGE, None, False),
         ("", "null", None, False),

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 import websockets
 from openai import AsyncOpenAI
 
+from actors.sessions import Sessions
+from omni_bus.client import BusClient
 from tests.gateways.conversation import LOUD, QUIET, check_ga, connected, deployed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from actors.testing import Running
 
 GA_ANSWER = [
     "response.created",
@@ -314,7 +322,9 @@ FIRST_FRAMES: list[tuple[Any, str]] = [
     ({"type": "session.update", "session": {"speed": 99}}, "bad_event"),
     ({"type": "session.update", "session": 5}, "bad_event"),
     ([], "bad_event"),
-    ({"type": "dance"}, "unknown_event"),
+    ({"type": 7}, "bad_event"),
+    ({"type": "session.create", "session": {"ref_audio": "data:audio/wav;base64,"}}, "unsupported"),
+    ({"type": "session.create", "speed": 99}, "bad_event"),
 ]
 
 
@@ -323,15 +333,17 @@ async def test_first_frames_of_duplex_clients_that_open_nothing() -> None:
         for frame, code in FIRST_FRAMES:
             async with connected(deployment, "/v1/duplex") as client:
                 await client.socket.send(json.dumps(frame))
-                assert (await client.error())["error"]["code"] == code, frame
-                assert (await client.end())[0] in (1000, 1008)
+                refused = await client.error()
+                is_native = isinstance(frame, dict) and frame["type"] == "session.create"
+                assert (refused if is_native else refused["error"])["code"] == code, frame
+                assert (await client.end())[0] == 1000
 
 
 async def test_a_duplex_client_that_says_nothing_is_let_go() -> None:
     change = ("port = 0", "port = 0\nrealtime_first_event_timeout_s = 0.05")
     async with deployed(change) as deployment, connected(deployment, "/v1/duplex") as client:
         assert (await client.error())["error"]["code"] == "config_timeout"
-        assert (await client.end())[0] == 1008
+        assert (await client.end())[0] == 1000
 
 
 # --- the door ---------------------------------------------------------------------------------------------------
@@ -432,6 +444,54 @@ async def test_a_gateway_that_stops_lets_an_answer_end_and_says_goodbye() -> Non
         await busy.until("response.done")
         assert (await busy.end())[0] == 1001
         assert await stopping
+
+
+@asynccontextmanager
+async def drained(deployment: Running, *replicas: str) -> AsyncIterator[None]:
+    """Be the supervisor that takes replicas out of service for a while."""
+    about = deployment.deployment
+    connection = BusClient.connect(
+        "supervisor", about.listen("supervisor"), about.coordinator_endpoint, role="supervisor", timeout_s=20
+    )
+    async with await connection as supervisor:
+        await supervisor.admin("arrange", drained=list(replicas))
+        yield
+        await supervisor.admin("arrange", drained=[])
+
+
+async def test_conversations_leave_a_replica_that_is_drained_and_new_ones_go_to_another() -> None:
+    two = ("[stages.sessions]", "[stages.sessions]\nreplicas = 2"), ("tokens = 3", "tokens = 60")
+    async with (
+        deployed(*two) as deployment,
+        connected(deployment) as busy,
+        connected(deployment) as idle,
+        connected(deployment, f"{DUPLEX}&model=synthetic-sessions") as duplex,
+        connected(deployment) as other,
+    ):
+        clients = (busy, idle, duplex, other)
+        for client in clients:
+            await client.hear()
+
+        def num_sessions() -> list[int]:
+            engines = [deployment.stages[f"sessions.{number}"].engine for number in range(2)]
+            return [len(engine._sessions) for engine in engines if isinstance(engine, Sessions)]
+
+        assert num_sessions() == [2, 2]
+        await busy.ask("Hello", output_modalities=["text"])
+        await busy.until("response.output_text.delta")
+        async with drained(deployment, "sessions.0", "sessions.1"):
+            assert await idle.end() == (1001, "shutdown")
+            assert idle.frames[-1]["error"]["code"] == "server_stopping"
+            check_ga(idle.frames)
+            assert await duplex.end() == (1000, "shutdown")
+            assert [frame["type"] for frame in duplex.frames[-2:]] == ["error", "session.closed"]
+            await busy.until("response.done")
+            assert (await busy.end())[0] == 1001
+        async with drained(deployment, "sessions.0"), connected(deployment) as new, connected(deployment) as newer:
+            for client in (new, newer):
+                await client.ask("Hello", output_modalities=["text"])
+                await client.until("response.done")
+            assert num_sessions() == [0, 2]
 
 
 async def test_a_gateway_with_a_successor_sends_those_there_who_can_come_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateways.realtime_reading import MAX_EVENT_BYTES
+from gateways.realtime.reading import MAX_EVENT_BYTES
 from tests.gateways.conversation import LOUD, check_ga, connected, deployed
 
 APPEND, UPDATE, ITEM = "input_audio_buffer.append", "session.update", "conversation.item.create"
@@ -43,6 +43,11 @@ CASES: list[tuple[str | bytes | dict[str, Any], str, str | None]] = [
     ({"type": UPDATE}, "missing_required_parameter", "session"),
     ({"type": UPDATE, "session": []}, "invalid_value", "session"),
     (update(nonsense=1), "unknown_parameter", "session.nonsense"),
+    (
+        update(tools=[{"type": "function", "name": "f", "parameters": {"maximum": 10**30}}]),
+        "invalid_value",
+        "session.tools[0].parameters.maximum",
+    ),
     (update(model="another"), "cannot_update_model", "session.model"),
     (update(type="transcription"), "invalid_value", "session.type"),
     (update(output_modalities=["smell"]), "invalid_value", "session.output_modalities[0]"),
@@ -155,7 +160,7 @@ async def test_a_duplex_session_takes_nothing_after_its_end() -> None:
             ({"type": APPEND, "audio": "AAAA", "format": "mp3"}, "unsupported_audio_format"),
             ({"type": APPEND, "audio": "AAAA", "is_speech": "yes"}, "bad_event"),
             ({"type": APPEND, "audio": "AAAA", "overlap_action": "shout"}, "bad_event"),
-            ({"type": APPEND, "audio": "AAAA", "video_frames": ["AAAA"]}, "invalid_input_modality"),
+            ({"type": APPEND, "audio": "AAAA", "video_frames": ["AAAA"]}, "invalid_video_frames"),
             ({"type": "playback.ack", "played_ms": True}, "bad_event"),
             ({"type": "playback.ack", "played_ms": 5, "item_id": "item_x"}, "playback_item_not_found"),
             ({"type": "session.event_ack", "server_event_seq": 999}, "invalid_event_ack"),

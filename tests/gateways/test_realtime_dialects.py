@@ -11,10 +11,10 @@ from openai.types.beta.realtime import RealtimeServerEvent as BetaServerEvent
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from gateways.realtime_beta import BetaDialect
-from gateways.realtime_duplex import DuplexDialect
-from gateways.realtime_ga import DUPLEX_ONLY, GaDialect
-from gateways.realtime_turn import TurnDialect
+from gateways.realtime.beta import BetaDialect
+from gateways.realtime.duplex import DuplexDialect
+from gateways.realtime.ga import DUPLEX_ONLY, GaDialect
+from gateways.realtime.turn import TurnDialect
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError
@@ -27,10 +27,13 @@ from omni_bus.core.session.config import (
     NamedTool,
     NoiseReduction,
     Pcm,
+    RetentionRatio,
     SemanticVad,
     ServerVad,
     SessionConfig,
+    TokenLimits,
     Tool,
+    Tracing,
     Transcription,
     merged,
 )
@@ -94,7 +97,8 @@ CONFIG = SessionConfig(
     tool_choice=NamedTool(type="function", name="f"),
     max_output_tokens=100,
     temperature=0.8,
-    truncation={"type": "retention_ratio", "retention_ratio": 0.5},
+    truncation=RetentionRatio(retention_ratio=0.5, token_limits=TokenLimits(post_instructions=1000)),
+    tracing=Tracing(workflow_name="x"),
     duplex=Duplex(),
 )
 WHERE: dict[str, Any] = {"response_id": "resp_1", "item_id": "item_resp_1", "output_index": 0}
@@ -445,7 +449,12 @@ def test_a_model_that_answers_by_itself_answers_at_a_commit() -> None:
         ({"turn_detection": None, "overlap_policy": "barge_in_on_speech"}, Code.UNSUPPORTED_TURN_DETECTION),
         ({"overlap_policy": "barge_in_on_speech"}, Code.UNSUPPORTED_TURN_DETECTION),
         ({"input_audio_format": "mp3"}, Code.UNSUPPORTED_FORMAT),
-        ({"ref_audio": "data:audio/wav;base64,"}, Code.UNSUPPORTED),
+        ({"ref_audio": "data:audio/wav;base64,"}, Code.REF_AUDIO_IS_FIXED),
+        ({"initial_user_text": "Hello"}, Code.INVALID_VALUE),
+        ({"idle_timeout_s": 0, "initial_user_text": 5}, Code.INVALID_VALUE),
+        ({"extra_body": {"_secret": 1}}, Code.UNKNOWN_PARAMETER),
+        ({"extra_body": {"audio_event_names": "beta"}}, Code.INVALID_VALUE),
+        ({"note": "x" * 20_000}, Code.EVENT_TOO_LARGE),
     ],
 )
 def test_duplex_sessions_that_are_refused(session: dict[str, Any], code: Code) -> None:

@@ -67,7 +67,7 @@ def body(tokens: int = 3, **fields: Any) -> dict[str, Any]:
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str]:
     """Post a request on an open connection; return head and text of the answer."""
     sent = json.dumps(body())
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n{sent}".encode())
     answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = int(answer.partition("content-length: ")[2].partition("\r\n")[0])
@@ -145,7 +145,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not(monkeypatch) ->
         for reader, _ in (idle, used):
             assert await reader.read() == b""
         assert not retiring.done()
-        half[1].write(b"Host: x\r\n\r\n")
+        half[1].write(b"Host: localhost\r\n\r\n")
         answer = (await half[0].read()).decode()
 
         assert answer.startswith("HTTP/1.1 200 OK")
@@ -162,7 +162,7 @@ async def test_stream_that_began_before_leaves_its_connection_to_one_more_reques
         former = await served.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         sent = json.dumps(body(stream=True, tokens=50))
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n{sent}".encode())
         assert b"connection: close" not in (await reader.readuntil(b"\r\n\r\n")).lower()
         retiring = asyncio.create_task(former.retire())
@@ -185,7 +185,7 @@ async def test_drain_ends_what_a_retiring_gateway_waits_for(monkeypatch, with_re
             client.setblocking(False)
             if with_request:
                 sent = json.dumps(body(stream=True, tokens=1_000_000))
-                head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 loop = asyncio.get_running_loop()
                 await loop.sock_sendall(client, f"{head}Content-Length: {len(sent)}\r\n\r\n{sent}".encode())
                 await loop.sock_recv(client, 10)

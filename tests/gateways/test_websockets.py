@@ -263,7 +263,7 @@ async def test_socket_whose_request_is_cut_is_closed_with_the_reason() -> None:
 async def test_handshake_beyond_ascii_is_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     values = {"Version": b"13", "Key": b"dGhlIHNhbXBsZSBub25jZQ==", "Protocol": b"realtime", "Extensions": b"x"}
     values[name] += b"\xef"
-    head = b"GET /v1/talk HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head = b"GET /v1/talk HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     head += b"".join(b"Sec-WebSocket-%b: %b\r\n" % (name.encode(), value) for name, value in values.items())
     async with running(talk_deployment()) as deployment:
         reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)

@@ -29,7 +29,7 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 """
 
 
-HEAD = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=abc\r\n"
+HEAD = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=abc\r\n"
 
 
 def files_deployment(gateway: str = "") -> str:

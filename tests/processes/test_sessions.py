@@ -138,3 +138,38 @@ async def test_killed_session_actor_takes_its_requests_along_and_its_successor_s
         async with await first_sound("sess_2"):
             pass
     assert await asyncio.to_thread(deployment.stop) == 0
+
+
+async def test_sessions_that_only_listen_keep_no_restart_waiting(up: Callable[..., Up], omni_bus) -> None:
+    """Their clients are told, and find the other replica while theirs is away."""
+    deployment = up(TOML, "-o", "stages.sessions.replicas=2")
+    await deployment.told("ready")
+    async with await deployment.client() as client:
+
+        async def begin(session: str) -> tuple[Request, said.SessionCreated]:
+            request = await client.submit("sessions", ["events"], session=session)
+            await request.send("events", payload_of(asked.SessionOpen(session_id=session)))
+            item = await anext(request)
+            assert isinstance(item, Item)
+            created = server_event(item.payload)
+            assert isinstance(created, said.SessionCreated)
+            return request, created
+
+        async def last_words(session: str) -> list[said.AnyServerEvent]:
+            request, _ = await begin(session)
+            heard = [server_event(item.payload) async for item in request if isinstance(item, Item)]
+            await begin(f"{session} again")
+            return heard
+
+        listening = [asyncio.create_task(last_words(f"sess_{number}")) for number in range(4)]
+        while (await client.admin("status"))["requests"]["live"] < len(listening):
+            pass
+        done = await asyncio.to_thread(omni_bus, "restart", "sessions", "--timeout", "25")
+
+        assert (done.returncode, done.stderr) == (0, "")
+        for words in await asyncio.gather(*listening):
+            error, closed = words
+            assert isinstance(error, said.ErrorEvent)
+            assert error.error.code == "server_stopping"
+            assert isinstance(closed, said.SessionClosed)
+    assert await asyncio.to_thread(deployment.stop) == 0

@@ -64,7 +64,7 @@ def test_port_zero_is_told_and_answers(up) -> None:
 
     port = int(url.removeprefix("http://127.0.0.1:"))
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
     assert deployment.stop() == 0
 

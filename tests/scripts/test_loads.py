@@ -1,4 +1,4 @@
-"""Soak, kill_run, storm and fuzz: each runs, and their judges tell right from wrong. Times are nothing to assert."""
+"""Soak, kill_run, hang_run, storm and fuzz run, and their judges tell right from wrong. Times are nothing to assert."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ ROOT = Path(__file__).parents[2]
         ),
         ("soak", ["--minutes", "0.1", "--cycle", "2", "--workers", "4", "--max-growth", "10000"], "held at rest"),
         ("fuzz", ["--count", "1000"], "malformed inputs"),
+        ("hang_run", ["gateway.openai.0"], "request at 0.0 s: after"),
     ],
 )
 def test_script_runs_and_breaks_no_promise(script: str, arguments: list[str], wanted: str, tmp_path: Path) -> None:
-    out = [] if script == "storm" else ["--out", str(tmp_path)]
+    out = [] if script in ("storm", "hang_run") else ["--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, f"scripts/{script}", *arguments, *out],
         cwd=ROOT,

@@ -78,6 +78,8 @@ class Refuse(ClientEvent, frozen=True, kw_only=True, tag="gateway.refuse"):
     """The name of a `Code`."""
     message: str
     param: str | None = None
+    is_append: bool = False
+    """It was sound, which is now missing from the turn."""
 
     @property
     def as_code(self) -> Code:

@@ -160,6 +160,41 @@ class Duplex(Struct, frozen=True, forbid_unknown_fields=True):
     overlap_silence_rms: Annotated[float, Meta(ge=0, le=1)] = 0.003
     """Of samples in [-1, 1]; what is below is no speech."""
     auto_response: bool = False
+    idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 300.0
+    """A connection on which its client says nothing for so long counts as lost."""
+    has_wav_headers: bool = False
+    """Each piece of sound goes out as a wav file of its own."""
+    extra_body: dict[str, Any] = {}
+    """Of the client's keys those that nobody here reads; shown as they came."""
+    extras: dict[str, Any] = {}
+    """The same of keys of the session itself."""
+
+
+class RetentionRatio(Struct, frozen=True, tag_field="type", tag="retention_ratio", forbid_unknown_fields=True):
+    """What of a conversation that is too long is kept: so much of what it may be."""
+
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
+    token_limits: TokenLimits | None = None
+
+
+class TokenLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a conversation may be, its instructions aside."""
+
+    post_instructions: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a model that thinks may do so."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class Tracing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a client's own traces name the session; accepted and shown, no trace is sent anywhere."""
+
+    workflow_name: str | None = None
+    group_id: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class SessionConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,11 +208,11 @@ class SessionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     max_output_tokens: MaxTokens = "inf"
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    truncation: str | dict[str, Any] = "auto"
-    tracing: str | dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"
+    tracing: Literal["auto"] | Tracing | None = None
     prompt: dict[str, Any] | None = None
     include: tuple[str, ...] | None = None
     playback_commit_policy: Literal["commit_all_on_done", "ack_only"] = "commit_all_on_done"

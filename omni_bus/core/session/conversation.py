@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.items import FunctionCall, FunctionCallOutput, InputAudio, InputImage, Item, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = "root"
 """Stands for the place before the first item."""
 
 
 class Conversation:
-    """Items by id and by order; the sound of the oldest is forgotten where all together are too large."""
+    """Items by id and by order; sound and pictures of the oldest are forgotten where all together are too large."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         self._max_items = max_items
@@ -52,6 +57,12 @@ class Conversation:
         """Return the one before an item."""
         index = self._order.index(item_id)
         return self._order[index - 1] if index else None
+
+    @property
+    def images(self) -> tuple[int, int]:
+        """How many pictures are here, and their bytes."""
+        urls = [url for item in self._items.values() for url in image_urls(item)]
+        return len(urls), sum(len(url) for url in urls)
 
     def check_room(self) -> None:
         """Refuse one more item.
@@ -120,32 +131,49 @@ class Conversation:
         self._items[item_id] = item
         self.num_bytes += size_of(item) - self._sizes.get(item_id, 0)
         self._sizes[item_id] = size_of(item)
-        if self.num_bytes > self._max_bytes:
-            self._forget_sound()
+        self._forget(without_media, lambda: self.num_bytes <= self._max_bytes)
 
-    def _forget_sound(self) -> None:
-        """From the oldest on, until all is small enough; words are kept."""
+    def forget_images(self, max_images: int, max_bytes: int) -> None:
+        """Of the oldest items, until there are no more and no larger ones than that."""
+
+        def is_small() -> bool:
+            num_images, num_bytes = self.images
+            return num_images <= max_images and num_bytes <= max_bytes
+
+        self._forget(without_images, is_small)
+
+    def _forget(self, without: Callable[[Item], Item], is_enough: Callable[[], bool]) -> None:
+        """From the oldest item on, until all is small enough; words are kept."""
         for name in self._order:
-            item = self._items[name]
-            if has_sound(item):
-                self._put_silent(name, item)
-                if self.num_bytes <= self._max_bytes:
-                    return
-
-    def _put_silent(self, name: str, item: Item) -> None:
-        silent = without_sound(item)
-        self._items[name] = silent
-        self.num_bytes -= self._sizes[name] - size_of(silent)
-        self._sizes[name] = size_of(silent)
+            if is_enough():
+                return
+            self._items[name] = item = without(self._items[name])
+            self.num_bytes -= self._sizes[name] - size_of(item)
+            self._sizes[name] = size_of(item)
 
 
-def has_sound(item: Item) -> bool:
+def has_sound(item: object) -> bool:
     """Whether an item holds samples."""
     return isinstance(item, Message) and any(isinstance(part, InputAudio) and part.audio for part in item.content)
 
 
-def without_sound(item: Item) -> Item:
+def image_urls(item: Item) -> list[str]:
+    """Return an item's pictures."""
+    parts = item.content if isinstance(item, Message) else ()
+    return [part.image_url for part in parts if isinstance(part, InputImage) and part.image_url is not None]
+
+
+def without_images(item: Item) -> Item:
+    """Return an item whose pictures are forgotten."""
+    if not isinstance(item, Message) or not image_urls(item):
+        return item
+    content = tuple(replace(part, image_url=None) if isinstance(part, InputImage) else part for part in item.content)
+    return replace(item, content=content)
+
+
+def without_media(item: Item) -> Item:
     """Return an item as events show it."""
+    item = without_images(item)
     if not isinstance(item, Message) or not has_sound(item):
         return item
     content = tuple(replace(part, audio=None) if isinstance(part, InputAudio) else part for part in item.content)
@@ -168,6 +196,6 @@ def _size_of_part(part: object) -> int:
         case InputAudio(audio=audio, transcript=transcript):
             return len(audio or b"") + len(transcript or "")
         case InputImage(image_url=url):
-            return len(url)
+            return len(url or "")
         case _:
             return len(getattr(part, "text", None) or getattr(part, "transcript", None) or "")

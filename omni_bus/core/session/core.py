@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from omni_bus.core.session import server_events as said
 from omni_bus.core.session.checks import check_config, check_item
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.config import SessionConfig, merged
-from omni_bus.core.session.conversation import size_of, without_sound
+from omni_bus.core.session.conversation import image_urls, size_of, without_media
 from omni_bus.core.session.effects import Effect, Ended, SetTimer
 from omni_bus.core.session.journal import JournalConflict
 from omni_bus.core.session.limits import Limits
@@ -23,6 +24,15 @@ from omni_bus.core.session.transcripts import Transcripts, untranscribed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+SETTLE_S = 2.0
+"""Whoever has just said or heard something may go on for so long before a pause is one: by then a client has played
+what it has, and has sent what belongs to what it sent."""
+
+DRAINED = "this conversation's process is taken out of service; please open another session"
+
+_ACTS = (asked.AudioCommit, asked.ItemCreate, asked.ResponseCreate, asked.TurnSignal)
+"""What a client sends that may have a sequel."""
 
 Expiry = Literal["disconnect_grace_expired", "idle_ttl_expired", "max_duration"]
 
@@ -71,6 +81,9 @@ class SessionCore:
         self._detached_at: float | None = None
         self._alive_at = 0.0
         self._timer: float | None = None
+        self._is_drained = False
+        self._acted_at = -math.inf
+        """When somebody's turn went on or ended."""
 
     @property
     def config(self) -> SessionConfig:
@@ -143,6 +156,8 @@ class SessionCore:
         if attachment != self._outlet.attachment or self.is_over:
             return []
         self._alive_at = now
+        if isinstance(event, _ACTS) or (isinstance(event, asked.AudioAppend) and not self._listening.has_detector):
+            self._acted_at = now
         self._outlet.confirm()
         return self._guarded(lambda: self._on_client(event), event.event_id)
 
@@ -165,6 +180,7 @@ class SessionCore:
             case asked.EventAck():
                 self._acknowledge(event.server_event_seq)
             case asked.Refuse():
+                self._listening.lose(is_append=event.is_append)
                 raise SessionError(event.as_code, event.message, param=event.param)
             case asked.SessionOpen():
                 raise SessionError(Code.SESSION_EXISTS, "this attachment has its session")
@@ -262,6 +278,7 @@ class SessionCore:
 
     def on_generated(self, response_id: str, finish: str, usage: said.ResponseUsage | None, now: float) -> list[Effect]:
         """An answer is complete; `finish` is ``stop``, ``length``, ``tool_calls`` or ``content_filter``."""
+        self._acted_at = now
         return self._heard(now, lambda: self._responses.on_generated(response_id, finish, usage))
 
     def on_failed(self, response_id: str, code: str, message: str, now: float) -> list[Effect]:
@@ -279,6 +296,15 @@ class SessionCore:
             self._expire(expiry)
             return self._taken()
         return self._guarded(self._listening.on_timer, None)
+
+    def on_drained(self, now: float, *, is_drained: bool) -> list[Effect]:
+        """The process gets nothing new and is to end: so does the session in its first pause, unless this is undone.
+
+        One whose client is away is left as it is; it keeps nobody waiting.
+        """
+        self._outlet.now = now
+        self._is_drained = is_drained
+        return [] if self.is_over else self._taken()
 
     def on_shutdown(self, now: float) -> list[Effect]:
         """The process ends."""
@@ -306,6 +332,10 @@ class SessionCore:
 
     def _taken(self) -> list[Effect]:
         """Return what is to be done, with the timer where it has to come earlier."""
+        pauses_at = self._pauses_at()
+        if pauses_at is not None and pauses_at <= self._outlet.now:
+            self._outlet.emit(said.ErrorEvent(error=SessionError(Code.STOPPING, DRAINED).detail(None)))
+            self._close("shutdown")
         at = self._next_time()
         # One that comes too early finds nothing to do and sets the next.
         if at is not None and (self._timer is None or at < self._timer) and not self.is_over:
@@ -327,9 +357,15 @@ class SessionCore:
         return found
 
     def _next_time(self) -> float | None:
-        times = list(self._deadlines().values())
-        listening = self._listening.next_time
-        return min(times if listening is None else [*times, listening], default=None)
+        others = (self._listening.next_time, self._pauses_at())
+        return min([*self._deadlines().values(), *(at for at in others if at is not None)], default=None)
+
+    def _pauses_at(self) -> float | None:
+        """Return from when on a drained session may end; None while somebody speaks or is answered."""
+        if not self._is_drained or self.is_over or self._outlet.attachment is None:
+            return None
+        is_busy = self._listening.is_speaking or self._responses.is_busy or self._transcripts.is_busy
+        return None if is_busy else self._acted_at + SETTLE_S
 
     def _expiry(self, now: float) -> Expiry | None:
         return next((name for name, at in self._deadlines().items() if at <= now), None)
@@ -349,6 +385,7 @@ class SessionCore:
             epoch=self._shared.epoch,
             turn_id=self._shared.turn_id,
             active_response_id=None if active is None else active.id,
+            active_response_turn_id=None if active is None else active.cursor.commit_number,
             playback=self._responses.ledger.playback,
         )
 
@@ -372,6 +409,9 @@ class SessionCore:
         if config.type != former.type:
             message = f"session.type: {config.type!r} came (allowed: {former.type!r}, it can't change)"
             raise SessionError(Code.INVALID_SESSION, message, param="session.type")
+        if former.tracing is not None and config.tracing != former.tracing:
+            message = "session.tracing: it is on and can't change"
+            raise SessionError(Code.INVALID_SESSION, message, param="session.tracing")
         if shared.has_sounded and config.audio.output.voice != former.audio.output.voice:
             param = "session.audio.output.voice"
             raise SessionError(Code.VOICE_IS_FIXED, f"{param}: it was heard and can't change", param=param)
@@ -395,12 +435,24 @@ class SessionCore:
             message = f"item: {size_of(item)} bytes came (allowed: {shared.limits.max_item_bytes})"
             raise SessionError(Code.EVENT_TOO_LARGE, message, param="item")
         shared.conversation.check_new(item, event.previous_item_id)
+        if shared.is_duplex:
+            self._check_images(image_urls(item))
         item = replace(item, id=item.id or shared.ids.new("item"), status="completed")
         previous_id = shared.conversation.insert(item, event.previous_item_id)
-        shown = without_sound(item)
+        shown = without_media(item)
         self._outlet.emit(said.ItemAdded(item=shown, previous_item_id=previous_id))
         self._outlet.emit(said.ItemDone(item=shown, previous_item_id=previous_id))
         self._transcripts.begin(item)
+
+    def _check_images(self, urls: list[str]) -> None:
+        limits, (num_images, num_bytes) = self._shared.limits, self._shared.conversation.images
+        num_images, num_bytes = num_images + len(urls), num_bytes + sum(len(url) for url in urls)
+        if urls and (num_images > limits.max_images or num_bytes > limits.max_image_bytes):
+            message = (
+                f"item.content: {num_images} pictures of {num_bytes} characters would be in the conversation "
+                f"(allowed: {limits.max_images} of {limits.max_image_bytes}); delete some"
+            )
+            raise SessionError(Code.INPUT_BACKPRESSURE, message, param="item.content")
 
     def _delete_item(self, item_id: str) -> None:
         self._shared.conversation.delete(item_id)
@@ -413,14 +465,14 @@ class SessionCore:
         """Forget what was said and what is being answered."""
         self._responses.interrupt("barge_in", is_told=True)
         self._shared.epoch += 1
-        self._listening.clear()
+        self._listening.clear("input_cancel")
 
     def _barge_in(self) -> None:
         if not self._shared.capabilities.supports_barge_in:
             raise SessionError(Code.BARGE_IN_UNSUPPORTED, "barge_in: this model can't be interrupted")
         if not self._responses.interrupt("barge_in", is_told=True):
             raise SessionError(Code.RESPONSE_NOT_ACTIVE, "barge_in: nothing is being said")
-        self._listening.clear()
+        self._listening.clear("barge_in")
 
     def _signal(self, name: str) -> None:
         states: dict[str, said.TurnState] = {
@@ -431,7 +483,8 @@ class SessionCore:
         }
         if name in states:
             self._shared.signalled = states[name]
-        event = said.TurnEvent(session_id=self.id, event=name, turn_state=self._turn_state(), epoch=self._shared.epoch)
+        state = states.get(name) or self._turn_state()
+        event = said.TurnEvent(session_id=self.id, event=name, turn_state=state, epoch=self._shared.epoch)
         self._outlet.emit(event)
 
     def _transcribed(self, item_id: str) -> None:

@@ -101,6 +101,7 @@ class GenerateOptions(Struct, frozen=True, kw_only=True):
     tool_choice: str = "auto"
     """``none``, ``auto``, ``required`` or ``function:NAME``."""
     parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     voice: str | None = None

@@ -6,9 +6,11 @@ both stand side by side whatever was said between them, since chat templates wan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Literal
 
 from omni_bus.core.session.codes import Code, SessionError
+from omni_bus.core.session.config import RetentionRatio
 from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
 from omni_bus.core.session.input_buffer import BYTES_PER_MS
 from omni_bus.core.session.items import (
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 
     Heard = Callable[[Message, str], str]
 
-CHARACTERS_PER_SOUND_SECOND = 100
-"""Models that hear take about 25 tokens for a second, and a token is about four characters."""
+CHARACTERS_PER_TOKEN = 4
+"""About so many, in English."""
+
+CHARACTERS_PER_SOUND_SECOND = 25 * CHARACTERS_PER_TOKEN
+"""Models that hear take about 25 tokens for a second."""
 
 CHARACTERS_PER_IMAGE = 2000
 
@@ -83,12 +88,15 @@ def _message(item: Message, heard: Heard, *, hears_audio: bool) -> ChatMessage:
             case InputAudio(audio=audio, transcript=transcript):
                 content.append(ClipPart(audio) if hears_audio and audio else (transcript or "").strip())
             case InputImage(image_url=url):
-                content.append(ImagePart(url))
+                content += [] if url is None else [ImagePart(url)]
     return ChatMessage(role=item.role, content=tuple(part for part in content if part))
 
 
 def within_budget(
-    groups: list[tuple[ChatMessage, ...]], instructions: str, truncation: str | dict[str, Any], budget: int
+    groups: list[tuple[ChatMessage, ...]],
+    instructions: str,
+    truncation: Literal["auto", "disabled"] | RetentionRatio,
+    budget: int,
 ) -> tuple[ChatMessage, ...]:
     """Return the prompt: the instructions, and as many of the latest messages as the budget allows.
 
@@ -96,25 +104,29 @@ def within_budget(
         SessionError: it is too long, and the session wants nothing dropped.
     """
     system = (ChatMessage(role="system", content=(instructions,)),) if instructions else ()
-    room = budget - len(instructions)
+    room = min(budget - len(instructions), _allowed(truncation))
     size = sum(_size_of_group(group) for group in groups)
     if size > room:
         if truncation == "disabled":
-            message = f"the conversation has about {size} characters (allowed: {room}) and truncation is disabled"
+            message = f"the conversation has about {size} characters (allowed: {room:g}) and truncation is disabled"
             raise SessionError(Code.INPUT_BACKPRESSURE, message, param="truncation")
         # A part of the budget stays free, so that not every turn from now on changes where the prompt begins.
-        room = int(room * _retained(truncation))
+        room *= _retained(truncation)
     kept = list(groups)
     while len(kept) > 1 and size > room:
         size -= _size_of_group(kept.pop(0))
     return (*system, *(message for group in kept for message in group))
 
 
-def _retained(truncation: str | dict[str, Any]) -> float:
-    if isinstance(truncation, str):
-        return 1.0
-    ratio = truncation.get("retention_ratio", 1.0)
-    return float(ratio) if isinstance(ratio, (int, float)) and 0 < ratio <= 1 else 1.0
+def _allowed(truncation: Literal["auto", "disabled"] | RetentionRatio) -> float:
+    """Return the characters that the client allows, besides instructions."""
+    limits = truncation.token_limits if isinstance(truncation, RetentionRatio) else None
+    tokens = None if limits is None else limits.post_instructions
+    return math.inf if tokens is None else tokens * CHARACTERS_PER_TOKEN
+
+
+def _retained(truncation: Literal["auto", "disabled"] | RetentionRatio) -> float:
+    return truncation.retention_ratio if isinstance(truncation, RetentionRatio) else 1.0
 
 
 def _size_of_group(group: tuple[ChatMessage, ...]) -> int:

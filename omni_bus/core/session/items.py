@@ -28,9 +28,12 @@ class InputAudio(Struct, frozen=True, tag_field="type", tag="input_audio", forbi
 
 
 class InputImage(Struct, frozen=True, tag_field="type", tag="input_image", forbid_unknown_fields=True):
-    """A picture of the user: a ``data:`` URL."""
+    """A picture of the user: a ``data:`` URL, PNG or JPEG.
 
-    image_url: str
+    `image_url` is left out of all events but ``conversation.item.retrieved``, and of items that are remembered no more.
+    """
+
+    image_url: str | None = None
     detail: Literal["auto", "low", "high"] | None = None
 
 

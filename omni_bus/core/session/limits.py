@@ -12,7 +12,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_item_bytes: int = 8 * 2**20
     """Of what a client puts into one item: text, pictures, sound."""
     max_conversation_bytes: int = 64 * 2**20
-    """Of all items together; the sound of the oldest is forgotten first, its words are kept."""
+    """Of all items together; sound and pictures of the oldest are forgotten first, words are kept."""
+    max_images: int = 8
+    """Pictures in a duplex conversation, and frames of video that wait for a commit."""
+    max_image_bytes: int = 4 * 2**20
+    """Of these together."""
     max_buffer_bytes: int = 16 * 2**20
     """Of sound that waits for a commit: nine minutes."""
     max_pending_turns: int = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from binascii import b2a_base64
+from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -11,9 +13,10 @@ from omni_bus.core.session import turns
 from omni_bus.core.session.client_events import ResponseOptions
 from omni_bus.core.session.codes import Code, SessionError
 from omni_bus.core.session.config import SemanticVad, ServerVad, SessionConfig, TurnDetection
+from omni_bus.core.session.conversation import image_urls, without_media
 from omni_bus.core.session.effects import FeedVad, JudgeTurn, StartVad, StopVad
 from omni_bus.core.session.input_buffer import BYTES_PER_MS, InputBuffer
-from omni_bus.core.session.items import InputAudio, Message
+from omni_bus.core.session.items import InputAudio, InputImage, Message
 from omni_bus.core.session.overlap import ACTIONS, BARGE_IN, Decision, Overlap, decide, rms
 from omni_bus.core.session.responses import Turn
 
@@ -60,6 +63,10 @@ class Listening:
         self._overlap_ms = 0.0
         """Speech during the present answer."""
         self._overlap_response: str | None = None
+        self._frames: deque[str] = deque()
+        """Pictures of what the user sees, as URLs, since the last commit."""
+        self._has_lost = False
+        """Sound that came since the last commit was refused."""
 
     @property
     def _detection(self) -> TurnDetection | None:
@@ -71,6 +78,11 @@ class Listening:
         return self._item_id is not None
 
     @property
+    def has_detector(self) -> bool:
+        """The server finds turns; else the client says where they end."""
+        return self._detection is not None
+
+    @property
     def next_time(self) -> float | None:
         """When `on_timer` has something to do."""
         times = [] if self._pause is None else [self._pause[0]]
@@ -80,11 +92,22 @@ class Listening:
     # --- what the client does ---------------------------------------------------------------------------------
 
     def append(self, event: AudioAppend) -> None:
-        """Take sound: s16, 16 kHz, one channel.
+        """Take sound: s16, 16 kHz, one channel; and pictures.
 
         Raises:
             SessionError: more waits for a commit than may, or a hint is unknown.
         """
+        try:
+            self._append(event)
+        except SessionError:
+            self.lose(is_append=True)
+            raise
+
+    def lose(self, *, is_append: bool) -> None:
+        """An event was refused."""
+        self._has_lost |= is_append and self._shared.is_duplex
+
+    def _append(self, event: AudioAppend) -> None:
         audio, allowed = event.audio, self._shared.limits.max_buffer_bytes
         if event.overlap_action is not None and event.overlap_action not in ACTIONS:
             message = f"overlap_action: {event.overlap_action!r} came (allowed: {', '.join(sorted(ACTIONS))})"
@@ -97,6 +120,7 @@ class Listening:
             held = len(self._buffer) + len(audio)
             message = f"audio: {held} bytes of sound would wait for a commit (allowed: {allowed})"
             raise SessionError(Code.INPUT_BACKPRESSURE, message, param="audio")
+        self._see(event.video_frames)
         self._listen(audio)
         is_alone = not len(self._buffer)
         self._buffer.append(audio)
@@ -121,12 +145,10 @@ class Listening:
         if event.create_response:
             self._answer(item_id, self._shared.now, is_refused_aloud=True)
 
-    def clear(self) -> None:
+    def clear(self, reason: Literal["clear", "input_cancel", "barge_in"] = "clear") -> None:
         """Forget the buffer."""
-        self._buffer.take_all()
-        self._end_turn()
-        self._speech_ms = 0.0
-        self._shared.outlet.emit(said.InputCleared())
+        self._forget()
+        self._shared.outlet.emit(said.InputCleared(reason=reason, epoch=self._shared.epoch))
 
     def configure(self, former: SessionConfig) -> None:
         """The configuration was changed."""
@@ -189,6 +211,24 @@ class Listening:
             self._on_idle()
 
     # --- inside: turns ----------------------------------------------------------------------------------------
+
+    def _see(self, frames: tuple[bytes, ...]) -> None:
+        """Keep pictures for the turn that is being spoken: the latest, where there are more than may be."""
+        limits = self._shared.limits
+        urls = [_url(frame) for frame in frames]
+        if any(len(url) > limits.max_image_bytes for url in urls):
+            message = f"video_frames: a picture is too large (allowed: {limits.max_image_bytes} characters)"
+            raise SessionError(Code.INPUT_BACKPRESSURE, message, param="video_frames")
+        self._frames += urls
+        while len(self._frames) > limits.max_images or sum(map(len, self._frames)) > limits.max_image_bytes:
+            self._frames.popleft()
+
+    def _forget(self) -> None:
+        self._buffer.take_all()
+        self._frames.clear()
+        self._end_turn()
+        self._speech_ms = self._overlap_ms = 0.0
+        self._has_lost = False
 
     def _listen(self, audio: bytes) -> None:
         """Give sound to the detector, which is asked for one with the first."""
@@ -294,12 +334,18 @@ class Listening:
         self._speech_ms = 0.0
         shared.turn_id += 1
         shared.signalled = None
-        item = Message(id=item_id, role="user", content=(InputAudio(audio=audio),) if audio else ())
-        shown = Message(id=item_id, role="user", content=(InputAudio(),) if audio else ())
+        content = (InputAudio(audio=audio),) if audio else ()
+        item = Message(id=item_id, role="user", content=(*map(InputImage, self._frames), *content))
+        self._frames.clear()
+        self._has_lost = False
+        shown = without_media(item)
         previous_id = shared.conversation.last_id
-        detail = replace(detail, turn_id=shared.turn_id, epoch=shared.epoch)
+        history_len = len(shared.conversation) + 1
+        detail = replace(detail, turn_id=shared.turn_id, epoch=shared.epoch, history_len=history_len)
         shared.outlet.emit(said.InputCommitted(item_id=item_id, previous_item_id=previous_id, detail=detail))
         shared.conversation.insert(item)
+        if image_urls(item):
+            shared.conversation.forget_images(shared.limits.max_images, shared.limits.max_image_bytes)
         shared.outlet.emit(said.ItemAdded(item=shown, previous_item_id=previous_id))
         shared.outlet.emit(said.ItemDone(item=shown, previous_item_id=previous_id))
         self._transcripts.begin(item)
@@ -316,6 +362,10 @@ class Listening:
         """Resolve a commit as the duplex dialect does."""
         shared, responses = self._shared, self._responses
         assert shared.config.duplex is not None
+        if self._has_lost:
+            self._has_lost = False
+            message = "input_audio_buffer.commit: sound of this turn was refused; commit again to go without it"
+            raise SessionError(Code.COMMIT_ABORTED, message)
         is_silent = event.is_speech is False or (
             self._detection is None and bool(len(self._buffer)) and not self._speech_ms and event.is_speech is None
         )
@@ -345,10 +395,9 @@ class Listening:
     def _discard(self, detail: said.CommitDetail) -> None:
         """Nothing that anybody said is committed."""
         shared = self._shared
-        self._buffer.take_all()
-        self._end_turn()
-        self._speech_ms = self._overlap_ms = 0.0
-        detail = replace(detail, turn_id=shared.turn_id, epoch=shared.epoch)
+        self._forget()
+        history_len = len(shared.conversation)
+        detail = replace(detail, turn_id=shared.turn_id, epoch=shared.epoch, history_len=history_len)
         previous_id = shared.conversation.last_id
         shared.outlet.emit(said.InputCommitted(item_id=None, previous_item_id=previous_id, detail=detail))
 
@@ -410,6 +459,11 @@ class Listening:
                 is_audio_kept=decision.keeps_audio,
             )
         )
+
+
+def _url(frame: bytes) -> str:
+    kind = "png" if frame.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{b2a_base64(frame, newline=False).decode()}"
 
 
 def effective(config: SessionConfig, capabilities: said.Capabilities) -> SessionConfig:

@@ -142,6 +142,9 @@ class Response:
             metadata=self.frame.metadata,
             output_audio=said.OutputAudioView(format=self.frame.format, voice=self.frame.voice),
             timings=self.timings or None,
+            epoch=self.frame.epoch,
+            playback=self.cursor.view,
+            is_committed=self.cursor.is_committed,
         )
 
     def begin(self) -> None:
@@ -174,6 +177,7 @@ class Response:
                 start_ms=start_ms,
                 duration_ms=duration_ms,
                 at=now,
+                text_chars=text_chars,
             )
         )
 

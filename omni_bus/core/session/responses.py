@@ -8,10 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from omni_bus.core.session import server_events as said
-from omni_bus.core.session.checks import check_metadata, check_modalities
+from omni_bus.core.session.checks import check_item, check_metadata, check_modalities, check_prompt
 from omni_bus.core.session.client_events import ResponseOptions
 from omni_bus.core.session.codes import SERVER, Code, SessionError
 from omni_bus.core.session.config import NamedTool, Tool
+from omni_bus.core.session.conversation import has_sound
 from omni_bus.core.session.effects import CancelGeneration, Generate, GenerateOptions
 from omni_bus.core.session.history import messages_of, within_budget
 from omni_bus.core.session.items import InputAudio, Item, ItemReference, Message
@@ -75,6 +76,11 @@ class Responses:
     def num_beside(self) -> int:
         """Responses outside the conversation."""
         return len(self._beside)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being answered, or waits to be."""
+        return self._active is not None or bool(self._beside) or self.num_deferred > 0
 
     @property
     def is_in_progress(self) -> bool:
@@ -222,7 +228,7 @@ class Responses:
         last.stop(now)
         self.ledger.apply(last)
         if is_told:
-            self._shared.outlet.emit(said.OutputAudioCleared(response_id=last.response_id))
+            self._tell_cleared(last, cause)
         return True
 
     def clear_output(self, response_id: str | None) -> None:
@@ -241,7 +247,7 @@ class Responses:
             raise SessionError(Code.RESPONSE_NOT_ACTIVE, message, param="response_id")
         if cursor is None:
             return
-        self._shared.outlet.emit(said.OutputAudioCleared(response_id=cursor.response_id))
+        self._tell_cleared(cursor, "output_audio_buffer_clear")
         if running is not None:
             self._cut(running, "client_cancelled", "output_audio_buffer_clear")
         else:
@@ -254,6 +260,13 @@ class Responses:
         for running in self._all():
             self._cut(running, "client_cancelled", cause)
 
+    def _tell_cleared(self, cursor: Cursor, reason: str) -> None:
+        self._shared.outlet.emit(
+            said.OutputAudioCleared(
+                response_id=cursor.response_id, reason=reason, epoch=self._shared.epoch, playback=cursor.view
+            )
+        )
+
     # --- inside: creating -------------------------------------------------------------------------------------
 
     def _check(self, options: ResponseOptions) -> None:
@@ -264,6 +277,7 @@ class Responses:
         if options.tools and not shared.capabilities.supports_tools:
             raise SessionError(Code.INVALID_VALUE, "response.tools: this model calls none", param="response.tools")
         check_metadata(options.metadata)
+        check_prompt(options.prompt, "response")
         allowed = shared.limits.max_out_of_band
         if options.conversation == "none":
             if len(self._beside) >= allowed:
@@ -275,6 +289,8 @@ class Responses:
             raise SessionError(Code.RESPONSE_ACTIVE, message)
         if shared.is_duplex and not len(shared.conversation) and options.input is None:
             raise SessionError(Code.NO_INPUT, "response.create: nothing was committed yet")
+        if not shared.capabilities.supports_text_only_turn and not any(map(has_sound, shared.conversation.items)):
+            raise SessionError(Code.TEXT_TURN_UNSUPPORTED, "response.create: this model answers speech, and none came")
         shared.conversation.check_room()
 
     def _own_items(self, options: ResponseOptions) -> list[Item] | None:
@@ -285,6 +301,7 @@ class Responses:
             if isinstance(item, ItemReference):
                 items.append(self._shared.conversation.get(item.id, param=f"response.input[{index}].id"))
             else:
+                check_item(item, self._shared.capabilities, f"response.input[{index}]")
                 items.append(replace(item, id=self._shared.ids.new("item")))
         return items
 
@@ -352,6 +369,7 @@ class Responses:
                 tools=tuple(_function(tool) for tool in tools),
                 tool_choice=_choice(choice) if tools else "none",
                 parallel_tool_calls=config.parallel_tool_calls is not False,
+                reasoning_effort=None if config.reasoning is None else config.reasoning.effort,
                 max_output_tokens=None if frame.max_output_tokens == "inf" else frame.max_output_tokens,
                 temperature=config.temperature if options.temperature is None else options.temperature,
                 voice=frame.voice,

@@ -77,6 +77,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     turn_id: int = 0
     active_response_id: str | None = None
+    active_response_turn_id: int | None = None
+    """The commit that it answers."""
     playback: Playback = Playback()
 
 
@@ -153,6 +155,11 @@ class ResponseView(Struct, frozen=True, kw_only=True):
     output_audio: OutputAudioView
     timings: dict[str, float] | None = None
     """Milliseconds from the end of the user's speech to each step of the answer, once it is done."""
+    epoch: int = 0
+    """In which it was begun."""
+    playback: Playback = Playback()
+    is_committed: bool = False
+    """All of it counts as heard."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -319,6 +326,8 @@ class CommitDetail(Struct, frozen=True, kw_only=True):
 
     turn_id: int = 0
     epoch: int = 0
+    history_len: int = 0
+    """Items of the conversation, with this one."""
     is_empty: bool = False
     is_speech: bool | None = None
     no_response: bool = False
@@ -337,6 +346,9 @@ class InputCommitted(ServerEvent, frozen=True, kw_only=True, tag="input_audio_bu
 
 class InputCleared(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
     """The buffer is empty."""
+
+    reason: Literal["clear", "input_cancel", "barge_in"] = "clear"
+    epoch: int = 0
 
 
 class SpeechStarted(ServerEvent, frozen=True, kw_only=True, tag="input_audio_buffer.speech_started"):
@@ -365,6 +377,9 @@ class OutputAudioCleared(ServerEvent, frozen=True, kw_only=True, tag="output_aud
     """Players drop what they have of a response."""
 
     response_id: str
+    reason: str = "output_audio_buffer_clear"
+    epoch: int = 0
+    playback: Playback = Playback()
 
 
 # --- responses ----------------------------------------------------------------------------------------------
@@ -447,6 +462,8 @@ class AudioDelta(PartEvent, frozen=True, kw_only=True, tag="response.output_audi
     duration_ms: float
     at: float
     """Seconds of the host's clock."""
+    text_chars: int | None = None
+    """So much of the response's text is said by its end, where that is known."""
 
 
 class AudioDone(PartEvent, frozen=True, kw_only=True, tag="response.output_audio.done"):

@@ -34,6 +34,11 @@ class Transcripts:
     def __contains__(self, item_id: object) -> bool:
         return item_id in self._pending
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being written down."""
+        return bool(self._pending)
+
     def begin(self, item: Item) -> None:
         """Write down what an item says, if anybody wants that and it isn't known."""
         found = untranscribed(item)

@@ -752,3 +752,34 @@ def test_no_session_is_for_ever():
             talk.say(asked.Heartbeat())
 
     assert talk.ended == "max_duration"
+
+
+def test_a_conversation_may_be_as_long_as_its_client_says():
+    """``token_limits`` leave out the instructions; of what is too long the retained share is kept, at least a turn."""
+    limits = {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": {"post_instructions": 20}}
+    talk = Talk(session={"truncation": limits, "instructions": "x" * 500})
+    for index in range(6):
+        part = InputText(f"{index}" * 20)
+        talk.say(asked.ItemCreate(item=Message(role="user", content=(part,))))
+    talk.say(asked.ResponseCreate())
+
+    (generate,) = [effect for effect in talk.effects if isinstance(effect, done.Generate)]
+    assert [message.content[0] for message in generate.messages] == ["x" * 500, "4" * 20, "5" * 20]
+
+
+def test_tracing_that_is_on_stays_as_it_is():
+    talk = Talk(session={"tracing": "auto"})
+
+    assert names(talk.say(asked.SessionUpdate(session={"tracing": "auto"}))) == ["session.updated"]
+    (refused,) = talk.say(asked.SessionUpdate(session={"tracing": None}))
+
+    assert isinstance(refused, said.ErrorEvent)
+    assert refused.error.param == "session.tracing"
+
+
+def test_how_long_a_model_may_think_is_passed_on():
+    talk = Talk(session={"reasoning": {"effort": "low"}})
+    talk.say(asked.ResponseCreate())
+
+    (generate,) = [effect for effect in talk.effects if isinstance(effect, done.Generate)]
+    assert generate.options.reasoning_effort == "low"

@@ -1,11 +1,14 @@
 """What duplex clients do: speak while they hear, say what they played, and interrupt."""
 
+from base64 import b64decode
+
 import pytest
 
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import effects as done
 from omni_bus.core.session import server_events as said
-from omni_bus.core.session.items import InputText, Message
+from omni_bus.core.session.items import InputAudio, InputImage, InputText, Message
+from omni_bus.core.session.limits import Limits
 from omni_bus.sim.sessions import Talk, names
 
 VOICE = b"\x00\x10" * 16  # a millisecond of s16 at an eighth of full scale
@@ -259,3 +262,160 @@ def test_a_model_that_can_not_be_interrupted_says_so_and_goes_on():
     assert names(events) == ["overlap.decision", "error"]
     assert names(talk.say(asked.BargeIn())) == ["error"]
     assert names(talk.sound(100)) == ["response.output_audio.delta"]
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------
+
+JPEG = b"\xff\xd8" + bytes(40)
+SEES = said.Capabilities(hears_audio=True, supports_image_input=True)
+
+
+def seeing(**limits) -> Talk:
+    session = {"audio": {"input": {"turn_detection": None}}, "duplex": {}}
+    return Talk(session=session, capabilities=SEES, limits=Limits(**limits))
+
+
+def pictures(talk: Talk) -> list[str]:
+    generate = [effect for effect in talk.effects if isinstance(effect, done.Generate)][-1]
+    return [
+        part.image_url for message in generate.messages for part in message.content if isinstance(part, done.ImagePart)
+    ]
+
+
+def test_frames_that_ride_on_sound_belong_to_its_turn():
+    talk = seeing()
+    speak(talk, 500, video_frames=(JPEG, b"\x89PNG"))
+
+    events = talk.say(asked.AudioCommit(create_response=True))
+
+    (added,) = [event.item for event in events if isinstance(event, said.ItemAdded)]
+    assert isinstance(added, Message)
+    assert added.content == (InputImage(), InputImage(), InputAudio())  # events bring no media
+    assert [url.partition(",")[0] for url in pictures(talk)] == ["data:image/jpeg;base64", "data:image/png;base64"]
+
+
+def test_of_many_frames_the_latest_are_kept():
+    talk = seeing(max_images=3)
+    for index in range(5):
+        speak(talk, 100, video_frames=(b"\xff\xd8" + bytes([index]),))
+    talk.say(asked.AudioCommit(create_response=True))
+    assert [b64decode(url.partition(",")[2])[2] for url in pictures(talk)] == [2, 3, 4]
+    talk.finish()
+    speak(talk, 100, video_frames=(JPEG,))
+
+    talk.say(asked.AudioCommit(create_response=True))
+
+    assert len(pictures(talk)) == 1  # those of the turn before are forgotten together
+
+
+def test_cleared_frames_are_gone():
+    talk = seeing()
+    speak(talk, 100, video_frames=(JPEG,))
+    talk.say(asked.AudioClear())
+    speak(talk, 100)
+    talk.say(asked.AudioCommit(create_response=True))
+
+    assert pictures(talk) == []
+
+
+def picture(url: str | None = "data:image/png;base64,AAAA") -> asked.ItemCreate:
+    return asked.ItemCreate(item=Message(role="user", content=(InputImage(url),)))
+
+
+def test_a_picture_of_an_item_is_seen_and_shown_once():
+    talk = seeing()
+    added = talk.say(picture())[0]
+    assert isinstance(added, said.ItemAdded)
+    talk.say(asked.ResponseCreate())
+    (whole,) = talk.say(asked.ItemRetrieve(item_id=talk.items[0]))
+
+    assert pictures(talk) == ["data:image/png;base64,AAAA"]
+    assert isinstance(added.item, Message)
+    assert added.item.content == (InputImage(),)
+    assert isinstance(whole, said.ItemRetrieved)
+    assert isinstance(whole.item, Message)
+    assert whole.item.content == (InputImage("data:image/png;base64,AAAA"),)
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (picture(None), "invalid_image"),
+        (picture("https://example.com/cat.png"), "invalid_image"),
+        (picture("data:image/gif;base64,AAAA"), "invalid_image"),
+        (picture("data:image/png;base64," + "A" * 5000), "input_backpressure"),
+    ],
+)
+def test_pictures_that_are_refused(event, code):
+    talk = seeing(max_image_bytes=1000)
+
+    (refused,) = talk.say(event)
+
+    assert isinstance(refused, said.ErrorEvent)
+    assert refused.error.vendor_code == code
+    assert talk.items == []
+
+
+def test_more_pictures_than_may_be_are_refused():
+    talk = seeing(max_images=2)
+    assert names(talk.say(picture()) + talk.say(picture())).count("conversation.item.added") == 2
+
+    (refused,) = talk.say(picture())
+
+    assert isinstance(refused, said.ErrorEvent)
+    assert refused.error.vendor_code == "input_backpressure"
+
+
+def test_a_model_that_sees_nothing_says_so():
+    talk = duplex()
+
+    for event in (picture(), asked.AudioAppend(audio=VOICE, video_frames=(JPEG,))):
+        (refused,) = talk.say(event)
+        assert isinstance(refused, said.ErrorEvent)
+        assert refused.error.param in {"item.content[0].type", "video_frames"}
+
+
+# --- commits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        asked.AudioAppend(audio=VOICE, overlap_action="nonsense"),
+        asked.Refuse(code="INVALID_AUDIO", message="no base64", is_append=True),
+    ],
+)
+def test_a_commit_of_a_turn_that_lost_sound_is_aborted_once(lost):
+    talk = duplex()
+    speak(talk, 500)
+    talk.say(lost)
+
+    (aborted,) = talk.say(asked.AudioCommit(create_response=True))
+
+    assert isinstance(aborted, said.ErrorEvent)
+    assert (aborted.error.vendor_code, aborted.error.type) == ("commit_aborted", "server_error")
+    assert names(talk.say(asked.AudioCommit(create_response=True)))[-1] == "response.created"
+
+
+def test_what_was_refused_besides_sound_aborts_no_commit():
+    talk = duplex()
+    speak(talk, 500)
+    talk.say(asked.Refuse(code="INVALID_JSON", message="no JSON"))
+    talk.say(asked.Refuse(code="INVALID_AUDIO", message="no base64", is_append=True))
+    talk.say(asked.AudioClear())
+    speak(talk, 500)
+
+    assert names(talk.say(asked.AudioCommit(create_response=True)))[-1] == "response.created"
+
+
+def test_a_model_that_answers_speech_alone_wants_some():
+    capabilities = said.Capabilities(hears_audio=True, supports_text_only_turn=False)
+    talk = Talk(session={"audio": {"input": {"turn_detection": None}}, "duplex": {}}, capabilities=capabilities)
+    talk.say(asked.ItemCreate(item=Message(role="user", content=(InputText("Hello"),))))
+
+    (refused,) = talk.say(asked.ResponseCreate())
+
+    assert isinstance(refused, said.ErrorEvent)
+    assert refused.error.vendor_code == "text_only_turn_unsupported"
+    speak(talk, 500)
+    assert names(talk.say(asked.AudioCommit(create_response=True)))[-1] == "response.created"

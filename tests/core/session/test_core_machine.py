@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
-from omni_bus.core.session.items import FunctionCallOutput, InputAudio, InputText, Message
+from omni_bus.core.session.items import FunctionCallOutput, InputAudio, InputImage, InputText, Message
 from omni_bus.core.session.limits import Limits
 from omni_bus.sim.sessions import Broken, Talk
 
@@ -21,6 +21,8 @@ LIMITS = Limits(
     max_pending_turns=2,
     max_out_of_band=2,
     max_transcriptions=2,
+    max_images=3,
+    max_image_bytes=2000,
     journal_bytes=20_000,
     journal_ttl_s=10,
     grace_s=5,
@@ -48,8 +50,9 @@ class Session(RuleBasedStateMachine):
         policy=st.sampled_from(["listen_only", "barge_in_on_speech", "auto"]),
         transcribes=st.booleans(),
         ack_only=st.booleans(),
+        sees=st.booleans(),
     )
-    def begin(self, is_resumable, hears, is_duplex, policy, transcribes, ack_only):
+    def begin(self, is_resumable, hears, is_duplex, policy, transcribes, ack_only, sees):
         session = {
             "playback_commit_policy": "ack_only" if ack_only else "commit_all_on_done",
             "tools": [{"type": "function", "name": "f"}],
@@ -60,7 +63,9 @@ class Session(RuleBasedStateMachine):
             session["audio"] = {"input": {"transcription": {}}}
         self.talk = Talk(
             session=session,
-            capabilities=said.Capabilities(supports_tools=True, hears_audio=hears, supports_semantic_vad=True),
+            capabilities=said.Capabilities(
+                supports_tools=True, hears_audio=hears, supports_semantic_vad=True, supports_image_input=sees
+            ),
             limits=LIMITS,
             is_resumable=is_resumable,
         )
@@ -98,9 +103,11 @@ class Session(RuleBasedStateMachine):
         num_ms=st.integers(0, 1500),
         is_loud=st.booleans(),
         action=st.sampled_from([None, "interrupt", "listen", "drop", "nonsense"]),
+        frames=st.sampled_from([(), (b"\xff\xd8",), (b"\xff\xd8" * 300,), (b"\x89PNG" * 900, b"\xff\xd8")]),
     )
-    def append(self, num_ms, is_loud, action):
-        self.say(asked.AudioAppend(audio=(b"\0\x20" if is_loud else b"\0\0") * 16 * num_ms, overlap_action=action))
+    def append(self, num_ms, is_loud, action, frames):
+        audio = (b"\0\x20" if is_loud else b"\0\0") * 16 * num_ms
+        self.say(asked.AudioAppend(audio=audio, overlap_action=action, video_frames=frames))
 
     @precondition(lambda self: self.is_open)
     @rule(create=st.booleans(), is_speech=st.sampled_from([None, True, False]))
@@ -126,6 +133,7 @@ class Session(RuleBasedStateMachine):
                 ),
                 asked.TurnSignal(event="user_started"),
                 asked.Refuse(code="INVALID_JSON", message="no JSON"),
+                asked.Refuse(code="INVALID_AUDIO", message="no base64", is_append=True),
             ]
         )
     )
@@ -138,9 +146,10 @@ class Session(RuleBasedStateMachine):
         self.say(asked.SessionUpdate(session={"audio": {"input": {"turn_detection": detection}}}))
 
     @precondition(lambda self: self.is_open)
-    @rule(data=st.data(), has_sound=st.booleans())
-    def create_item(self, data, has_sound):
-        part = InputAudio(audio=bytes(6400)) if has_sound else InputText("Hello")
+    @rule(data=st.data(), kind=st.sampled_from(["sound", "text", "picture"]))
+    def create_item(self, data, kind):
+        kinds = {"sound": InputAudio(audio=bytes(6400)), "picture": InputImage("data:image/png;base64,AAAA")}
+        part = kinds.get(kind, InputText("Hello"))
         after = data.draw(st.sampled_from([None, "root", *self.some_items]))
         self.say(asked.ItemCreate(item=Message(role="user", content=(part, part)), previous_item_id=after))
 
@@ -238,6 +247,13 @@ class Session(RuleBasedStateMachine):
         self.take(self.talk.core.on_resumed(attachment, event, self.talk.now))
         if self.talk.core.attachment == attachment:
             self.talk.attachment = attachment
+
+    @precondition(lambda self: self.is_open)
+    @rule(which=st.integers(0, 9))
+    def drain(self, which):
+        was_answering = bool(self.talk.generating)
+        self.take(self.talk.core.on_drained(self.talk.now, is_drained=which == 9))
+        assert self.is_open or not was_answering, "an answer was cut off"
 
     @precondition(lambda self: self.is_open)
     @rule(seq=st.integers(-1, 50))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from gateways.fields import shown
-from gateways.realtime_reading import table
+from gateways.realtime.reading import table
 from omni_bus.core.session.codes import Code, SessionError
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ _NESTED = {
     "speed": ("output", "speed"),
 }
 """Flat fields of the beta shape, and where GA has them below ``audio``."""
+
+FLAT = frozenset({*_RENAMED, *_NESTED})
+"""Fields of the beta shape that GA has not."""
 
 
 def session_patch(session: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +138,7 @@ def ga_session(view: SessionView) -> dict[str, Any]:
     }
     if config["type"] == "transcription":
         return session | {"audio": {"input": config["audio"]["input"]}, "include": config["include"]}
+    config["output_modalities"] = ga_modalities(view.config.output_modalities)
     names = ("model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens")
     session |= {name: config[name] for name in (*names, "truncation", "tracing", "prompt", "include")}
     for name in ("parallel_tool_calls", "reasoning", "temperature"):
@@ -168,6 +172,11 @@ def beta_session(view: SessionView) -> dict[str, Any]:
         "max_response_output_tokens": config["max_output_tokens"],
         "tracing": config["tracing"],
     }
+
+
+def ga_modalities(modalities: tuple[str, ...]) -> list[str]:
+    """Return modalities as the GA dialect has them, where sound has its text without saying so."""
+    return ["audio"] if "audio" in modalities else ["text"]
 
 
 def beta_modalities(modalities: tuple[str, ...]) -> list[str]:

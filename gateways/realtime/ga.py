@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from gateways.fields import shown
-from gateways.realtime_reading import (
+from gateways.realtime.reading import (
     read_as,
     refuse_keys,
     sound,
@@ -16,7 +16,7 @@ from gateways.realtime_reading import (
     unknown_event,
     without_nulls,
 )
-from gateways.realtime_session import ga_session, session_patch
+from gateways.realtime.session import ga_modalities, ga_session, session_patch
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError
@@ -25,7 +25,7 @@ from omni_bus.core.session.config import converted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 DUPLEX_ONLY = (
     said.Speak,
@@ -230,7 +230,10 @@ def ga_response(view: said.ResponseView) -> dict[str, Any]:
     """Return a response in OpenAI's GA shape; ``timings`` is ours."""
     response = cast("dict[str, Any]", msgspec.to_builtins(view))
     audio = response.pop("output_audio")
+    for name in ("epoch", "playback", "is_committed"):
+        del response[name]
     response["output"] = [without_nulls(item) for item in response["output"]]
+    response["output_modalities"] = ga_modalities(view.output_modalities)
     response["audio"] = {"output": audio}
     response["status_details"] = status_details(view)
     if response["timings"] is None:
@@ -259,8 +262,11 @@ def fields_of(event: said.AnyServerEvent) -> dict[str, Any]:
             frame[name] = without_nulls(frame[name])
     match event:
         case said.AudioDelta():
-            for name in ("format", "start_ms", "duration_ms", "at"):
+            for name in ("format", "start_ms", "duration_ms", "at", "text_chars"):
                 del frame[name]
+        case said.InputCleared() | said.OutputAudioCleared():
+            for name in ("reason", "epoch", "playback"):
+                frame.pop(name, None)
         case said.ItemTruncated():
             frame["audio_end_ms"] = round(event.audio_end_ms)
         case said.ErrorEvent():

@@ -27,6 +27,12 @@ KindT = TypeVar("KindT")
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """Of one frame; a longer one is refused and the session goes on (OpenAI's limit of an append)."""
 
+EXACT = 2**53
+"""Up to here a float is one whole number and no other."""
+
+MAX_INTEGER = 2**63 - 1
+"""Of MessagePack, which events have inside."""
+
 MAX_ID_CHARACTERS = 512
 """Of a client's `event_id`; longer ones are not echoed."""
 
@@ -53,6 +59,36 @@ async def read_frame(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise SessionError(Code.INVALID_EVENT, f"event: {shown(document)} came (allowed: a JSON object)")
     return cast("dict[str, Any]", document)
+
+
+def with_plain_numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event whose whole numbers are integers: some clients write 1000.0 for 1000.
+
+    Raises:
+        SessionError: an integer is larger than events inside can be, or the event nests too deep.
+    """
+    try:
+        return cast("dict[str, Any]", _plain(fields, "event"))
+    except RecursionError:
+        raise SessionError(Code.INVALID_JSON, "event: it nests too deep") from None
+
+
+def _plain(value: Any, at: str) -> Any:
+    match value:
+        case dict():
+            fields = cast("dict[str, Any]", value)
+            return {name: _plain(field, f"{at}.{name}") for name, field in fields.items()}
+        case list():
+            items = cast("list[Any]", value)
+            return [_plain(item, f"{at}[{index}]") for index, item in enumerate(items)]
+        case float() if value.is_integer() and abs(value) <= EXACT:
+            return int(value)
+        case int() if not -MAX_INTEGER <= value <= MAX_INTEGER:
+            param = at.removeprefix("event.")
+            message = f"{param}: {shown(value)} came (allowed: integers of 64 bits)"
+            raise SessionError(Code.INVALID_VALUE, message, param=param)
+        case _:
+            return value
 
 
 def event_id_of(fields: Mapping[str, Any]) -> str | None:
@@ -82,9 +118,11 @@ def unknown_event(name: str, known: Collection[str]) -> SessionError:
     )
 
 
-def refusal(error: SessionError, event_id: str | None) -> Refuse:
+def refusal(error: SessionError, event_id: str | None, *, is_append: bool = False) -> Refuse:
     """Return what tells a session of something that could not be read."""
-    return Refuse(code=error.code.name, message=error.message, param=error.param, event_id=event_id)
+    return Refuse(
+        code=error.code.name, message=error.message, param=error.param, event_id=event_id, is_append=is_append
+    )
 
 
 def read_as(fields: Mapping[str, Any], kind: type[KindT], *names: str, **values: Any) -> KindT:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gateways.realtime_ga import GaDialect, ga_response
-from gateways.realtime_session import beta_format, beta_modalities, beta_session
+from gateways.realtime.ga import GaDialect, ga_response
+from gateways.realtime.session import beta_format, beta_modalities, beta_session
 from omni_bus.core.session import server_events as said
 
 BETA_DELTAS = {

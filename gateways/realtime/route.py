@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType
@@ -19,11 +19,14 @@ from gateways import websockets
 from gateways.http import Terms, terms_of
 from gateways.openai_models import EVENTS, can_converse, find_model
 from gateways.problems import Problem, scrub, to_problem
-from gateways.realtime_beta import BetaDialect
-from gateways.realtime_duplex import DuplexDialect
-from gateways.realtime_ga import GaDialect
-from gateways.realtime_reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal
-from gateways.realtime_turn import TurnAudioEvents, TurnDialect, is_turn
+from gateways.realtime.beta import BetaDialect
+from gateways.realtime.duplex import DuplexDialect
+from gateways.realtime.duplex_reading import NATIVE_OPENINGS
+from gateways.realtime.ga import GaDialect
+from gateways.realtime.native import NativeDialect
+from gateways.realtime.pictures import check_pictures
+from gateways.realtime.reading import MAX_EVENT_BYTES, event_id_of, read_frame, refusal, with_plain_numbers
+from gateways.realtime.turn import TurnAudioEvents, TurnDialect, is_turn
 from omni_bus.client import Item
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
 
     from aiohttp import WSMessage, web
 
-    from gateways.realtime_reading import Events
+    from gateways.media import MediaReader
+    from gateways.realtime.reading import Events
     from omni_bus.client import BusClient, Request
     from omni_bus.core.pipeline import Pipeline
 
@@ -85,6 +89,7 @@ class RealtimeRoute:
     Args:
         client: the bus.
         models: pipelines by every name that clients may use.
+        media: decodes pictures.
         draining: set when the server is about to stop.
         retiring: set when a successor serves on the same address.
         options: see there.
@@ -94,12 +99,14 @@ class RealtimeRoute:
         self,
         client: BusClient,
         models: Mapping[str, Pipeline],
+        media: MediaReader,
         draining: asyncio.Event,
         retiring: asyncio.Event,
         options: RealtimeOptions,
     ) -> None:
         self.client = client
         self.models = models
+        self.media = media
         self.draining = draining
         self.retiring = retiring
         self.options = options
@@ -144,6 +151,7 @@ class _Attachment:
         self._is_beta = "realtime=v1" in request.headers.get("OpenAI-Beta", "") or (
             BETA_PROTOCOL in websockets.offered(request)
         )
+        self._path = request.path
         self._is_duplex = self._wants_duplex(request.path)
         self._dialect: Dialect = GaDialect(lambda _: False)
         self._is_latched = self._is_beta or self._is_duplex
@@ -151,6 +159,8 @@ class _Attachment:
         """Responses that are being given."""
         self._paused = asyncio.Event()
         self._paused.set()
+        self._patience: asyncio.Timeout | None = None
+        """Until the client's next frame."""
         self._reason = ""
 
     def _wants_duplex(self, path: str) -> bool:
@@ -173,29 +183,63 @@ class _Attachment:
         try:
             if "call_id" in self._query:
                 raise SessionError(Code.UNSUPPORTED, "call_id: calls can't be joined here", param="call_id")
-            pipeline = self._route.find(self._query.get("model"))
-            self._dialect = self._first_dialect(pipeline)
-            opening = await self._opening(pipeline)
+            first = await self._first_frame() if self._waits else {}
+            if first is None:
+                return
+            pipeline = self._route.find(self._query.get("model") or _model_of(first))
+            self._dialect = self._first_dialect(pipeline, first)
+            opening = self._opening(pipeline, first)
+            await check_pictures(opening, self._route.media)
         except SessionError as error:
             await self._tell(error)
-            await self._close(WSCloseCode.POLICY_VIOLATION, error.message)
+            # Duplex clients take another close than a good one for a broken connection, and come again.
+            await self._close(WSCloseCode.OK if self._is_duplex else WSCloseCode.POLICY_VIOLATION, error.message)
             return
-        if opening:
-            await self._attached(pipeline, opening)
+        await self._attached(pipeline, opening)
 
-    def _first_dialect(self, pipeline: Pipeline) -> Dialect:
+    def _first_dialect(self, pipeline: Pipeline, first: Mapping[str, Any]) -> Dialect:
+        def is_same_model(name: str) -> bool:
+            return self._route.models.get(name) is pipeline
+
         if self._is_duplex:
-            return DuplexDialect(lambda name: self._route.models.get(name) is pipeline, is_beta=self._is_beta)
-        kind = BetaDialect if self._is_beta else GaDialect
-        return kind(lambda name: self._route.models.get(name) is pipeline)
+            is_native = self._path == DUPLEX_PATH and first.get("type") in NATIVE_OPENINGS
+            return (NativeDialect if is_native else DuplexDialect)(is_same_model, is_beta=self._is_beta)
+        return (BetaDialect if self._is_beta else GaDialect)(is_same_model)
 
     # --- the beginning ----------------------------------------------------------------------------------------
 
-    async def _opening(self, pipeline: Pipeline) -> Events:
-        """Return the session's first events; none if the client left before it said anything.
+    @property
+    def _waits(self) -> bool:
+        """Whether the client's first frame says what session there is to be."""
+        if not self._is_duplex:
+            return False
+        starts = self._query.get("autostart", "").lower()
+        if starts in NO or self._query.get("resume", "").lower() in YES or "model" not in self._query:
+            return True
+        return self._path == DUPLEX_PATH and starts not in YES
+
+    async def _first_frame(self) -> dict[str, Any] | None:
+        """Return what a duplex client says first; None if it left before that.
 
         Raises:
-            SessionError: the client's first frame can't open a session, or did not come.
+            SessionError: it is no event, or did not come.
+        """
+        allowed_s = self._route.options.first_event_timeout_s
+        try:
+            async with asyncio.timeout(allowed_s):
+                received = await self._socket.receive()
+        except TimeoutError:
+            message = f"event: none came in time (allowed: {allowed_s:g} s)"
+            raise SessionError(Code.CONFIG_TIMEOUT, message) from None
+        if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return None
+        return with_plain_numbers(await read_frame(_text(received)))
+
+    def _opening(self, pipeline: Pipeline, first: Mapping[str, Any]) -> Events:
+        """Return the session's first events.
+
+        Raises:
+            SessionError: the client's first frame can't open a session.
         """
         model = self._query.get("model") or pipeline.serve_as
         dialect = self._dialect
@@ -203,19 +247,7 @@ class _Attachment:
             kind = {"type": "transcription"} if self._query.get("intent") == "transcription" else {}
             name = f"sess_{secrets.token_hex(12)}"
             return [asked.SessionOpen(session_id=name, session={"model": model, **kind})]
-        must_wait = self._query.get("autostart", "").lower() in NO or self._query.get("resume", "").lower() in YES
-        if "model" in self._query and not must_wait:
-            return dialect.opening({}, model)
-        try:
-            async with asyncio.timeout(self._route.options.first_event_timeout_s):
-                received = await self._socket.receive()
-        except TimeoutError:
-            allowed_s = self._route.options.first_event_timeout_s
-            message = f"event: none came in time (allowed: {allowed_s:g} s)"
-            raise SessionError(Code.CONFIG_TIMEOUT, message) from None
-        if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-            return []
-        return dialect.first(await read_frame(_text(received)), model)
+        return dialect.first(first, model) if self._waits else dialect.opening({}, model)
 
     async def _attached(self, pipeline: Pipeline, opening: Events) -> None:
         first = opening[0]
@@ -236,7 +268,9 @@ class _Attachment:
                 await self._close(WSCloseCode.GOING_AWAY, STOPPING)
             raise
         else:
-            await self._close(WSCloseCode.OK, self._reason)
+            # A duplex client reads why from `session.closed`, and its protocol has one code for every end.
+            is_leaving = self._reason == "shutdown" and not self._is_duplex
+            await self._close(WSCloseCode.GOING_AWAY if is_leaving else WSCloseCode.OK, self._reason)
 
     async def _carry(self, call: Request) -> None:
         """Carry events both ways until the client leaves, the session lets it go, or the server stops."""
@@ -263,22 +297,38 @@ class _Attachment:
 
     async def _read(self, call: Request) -> None:
         while True:
-            received = await self._socket.receive()
+            try:
+                async with asyncio.timeout_at(self._idle_at()) as self._patience:
+                    received = await self._socket.receive()
+            except TimeoutError:
+                self._reason = "idle_timeout"
+                return
+            finally:
+                self._patience = None
             if received.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
             for event in await self._understood(received):
                 await call.send(EVENTS, payload_of(event))
 
+    def _idle_at(self) -> float | None:
+        """Return when a client that says nothing from now on counts as gone; its session waits for it."""
+        if not isinstance(self._dialect, DuplexDialect):
+            return None
+        return asyncio.get_running_loop().time() + self._dialect.idle_timeout_s
+
     async def _understood(self, received: WSMessage) -> Events:
         """Return what a frame says; what can't be read is for the session to refuse, in its turn."""
-        event_id = None
+        event_id, is_append = None, False
         try:
             fields = await read_frame(_text(received))
-            event_id = event_id_of(fields)
+            event_id, is_append = event_id_of(fields), fields.get("type") == "input_audio_buffer.append"
+            fields = with_plain_numbers(fields)
             self._latch(fields)
-            return self._dialect.read(fields)
+            events = self._dialect.read(fields)
+            await check_pictures(events, self._route.media)
+            return events
         except SessionError as error:
-            return [refusal(error, event_id)]
+            return [refusal(error, event_id, is_append=is_append)]
 
     def _latch(self, fields: Mapping[str, Any]) -> None:
         """Settle the dialect at the first frame."""
@@ -314,6 +364,9 @@ class _Attachment:
 
     def _note(self, event: said.AnyServerEvent) -> None:
         match event:
+            case said.SessionCreated() | said.SessionUpdated() | said.SessionResumed():
+                if self._patience is not None and not self._patience.expired():
+                    self._patience.reschedule(self._idle_at())
             case said.ResponseCreated():
                 self._active.add(event.response.id)
                 self._paused.clear()
@@ -343,7 +396,7 @@ class _Attachment:
     async def _tell(self, error: SessionError) -> None:
         """Tell of something that no session tells of, in a form that clients of every dialect can read."""
         code = error.code.vendor_code if self._is_duplex else error.code.code
-        if isinstance(self._dialect, TurnDialect):
+        if isinstance(self._dialect, TurnDialect | NativeDialect):
             await self._send({"type": "error", "error": error.message, "code": code})
             return
         shape = {"type": error.code.type, "code": code, "message": error.message, "param": error.param}
@@ -353,6 +406,13 @@ class _Attachment:
     async def _close(self, code: int, reason: str) -> None:
         message = reason.encode()[: websockets.MAX_REASON_BYTES].decode(errors="ignore").encode()
         await self._socket.close(code=int(code), message=message)
+
+
+def _model_of(first: Mapping[str, Any]) -> str | None:
+    """Return the model that a first frame names."""
+    session = first.get("session", first)
+    model = cast("dict[str, Any]", session).get("model") if isinstance(session, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def _text(received: WSMessage) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gateways.fields import shown
-from gateways.realtime_ga import fields_of, ga_session
-from gateways.realtime_reading import event_id_of, read_as, sound, type_of, unknown_event
-from gateways.realtime_session import beta_format
+from gateways.realtime.ga import fields_of, ga_session
+from gateways.realtime.reading import event_id_of, read_as, sound, type_of, unknown_event
+from gateways.realtime.session import beta_format
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codes import Code, SessionError
@@ -19,7 +19,7 @@ from omni_bus.core.session.codes import Code, SessionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateways.realtime_reading import Events
+    from gateways.realtime.reading import Events
 
 TurnAudioEvents: TypeAlias = Literal["both", "seed", "ga"]
 """Names of events with sound: ``response.audio.*`` (seed), ``response.output_audio.*`` (ga)."""

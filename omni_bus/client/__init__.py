@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from omni_bus.client.playback import PlaybackClock
     from omni_bus.client.realtime import Realtime, connect_realtime
     from omni_bus.client.speech_stream import SpeechStream, connect_speech_stream
+    from omni_bus.client.video import LiveVideo, connect_video
 
 __all__ = [
     "BusClient",
@@ -36,6 +37,7 @@ __all__ = [
     "End",
     "EventRefused",
     "Item",
+    "LiveVideo",
     "PlaybackClock",
     "Realtime",
     "Request",
@@ -45,6 +47,7 @@ __all__ = [
     "connect_duplex",
     "connect_realtime",
     "connect_speech_stream",
+    "connect_video",
 ]
 
 _MODULES = {
@@ -54,6 +57,7 @@ _MODULES = {
     "playback": ("PlaybackClock",),
     "realtime": ("Realtime", "connect_realtime"),
     "speech_stream": ("SpeechStream", "connect_speech_stream"),
+    "video": ("LiveVideo", "connect_video"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

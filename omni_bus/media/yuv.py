@@ -11,10 +11,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
 
     from omni_bus.wire.payloads import Video
 
@@ -37,6 +37,8 @@ class Converter:
 
         Sides that are odd get one more column or row, a copy of the last one, as 4:2:0 has no half samples.
         """
+        import numpy as np  # gateways start without it
+
         pictures = np.frombuffer(video.data.view, np.uint8).reshape(video.num_frames, video.height, video.width, 3)
         under_way: deque[Future[Any]] = deque()
         try:
@@ -65,6 +67,7 @@ class Converter:
 def convert_blocking(picture: np.ndarray[Any, Any], pts: int, reformatter: Any) -> Any:
     """Return one picture, uint8 (height, width, 3), as an ``av.VideoFrame``."""
     import av
+    import numpy as np
     from av.video.reformatter import Colorspace
 
     height, width, _ = picture.shape

@@ -1,4 +1,4 @@
-"""A real browser plays what the server makes: the file in a ``<video>``, the stream through MediaSource while it comes."""
+"""A real browser plays what the server makes: the file as it is, the stream through MediaSource while it comes."""
 
 from __future__ import annotations
 

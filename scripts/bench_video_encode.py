@@ -118,7 +118,7 @@ def main() -> None:
     measured.header()
     print(f"{rounds} rounds, each way in turn, {num_frames} frames of {WIDTH}×{HEIGHT}, two cores")
     frames = scene(num_frames)
-    video = Video(0, num_frames, HEIGHT, WIDTH, 1, FPS, Blob(memoryview(frames.reshape(-1))))
+    video = Video(0, num_frames, HEIGHT, WIDTH, 1, FPS, Blob(frames.reshape(-1).data))
     converter = Converter()
     results: dict[str, dict[str, list[float]]] = {}
     for preset in ["ultrafast"] if args.quick else args.presets.split(","):

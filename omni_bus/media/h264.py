@@ -78,6 +78,7 @@ def encoder_name(settings: Settings) -> str:
 def works_blocking(name: str) -> bool:
     """Whether an encoder can be opened and gives something for a frame."""
     import av
+    from av.error import FFmpegError
 
     try:
         context: Any = av.CodecContext.create(name, "w")
@@ -90,7 +91,7 @@ def works_blocking(name: str) -> bool:
             plane.update(bytes(plane.buffer_size))
         frame.pts = 0
         return bool(context.encode(frame) or context.encode(None))
-    except (av.error.FFmpegError, ValueError):
+    except (FFmpegError, ValueError):
         return False
 
 

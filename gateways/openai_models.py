@@ -49,6 +49,9 @@ SEGMENTS = "segments"
 EVENTS = "events"
 """The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
 
+OBSERVATION, ACTIONS = "observation", "actions"
+"""The ports of pipelines that act: robots' policies."""
+
 PROMPT = "prompt"
 """The input port of pipelines that make sound, music or videos: the description."""
 
@@ -62,7 +65,7 @@ INTERACTIONS = "interactions"
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_make_video, can_converse)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_make_video, can_converse, can_act)
     return any(can(pipeline) for can in does)
 
 
@@ -129,6 +132,11 @@ def can_make_video(pipeline: Pipeline) -> bool:
         and all(inputs.get(port) == kind for port, kind in pipeline.inputs.items())
         and all(outputs.get(port) == kind for port, kind in pipeline.outputs.items())
     )
+
+
+def can_act(pipeline: Pipeline) -> bool:
+    """Whether it turns a robot's observations into actions."""
+    return pipeline.inputs == {OBSERVATION: "record"} and pipeline.outputs.get(ACTIONS) == "record"
 
 
 def can_converse(pipeline: Pipeline) -> bool:

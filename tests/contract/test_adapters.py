@@ -29,7 +29,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Payload, Record, RecordArray, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -115,6 +115,18 @@ def _codes(*seeds: int) -> Codes:
 
 def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
+
+
+def _robot(*prompts: str) -> Ports:
+    """Return an observation for each instruction, as a gateway sends them."""
+    arrays = (RecordArray(("values", "observation/state"), "<f4", (39,)),)
+    value = {"observation/state": None}
+    return {
+        "observation": [
+            Record({"kind": "infer", "session": "s", "values": value | {"prompt": prompt}}, arrays, Blob(bytes(156)))
+            for prompt in prompts
+        ]
+    }
 
 
 def _observations(*markers: str) -> Ports:
@@ -334,6 +346,17 @@ SAMPLES: dict[str, Sample] = {
         {"threshold": 1.0},
         packages=("faster_whisper", "onnxruntime", "pipecat", "soxr"),
         is_model=True,
+    ),
+    "robot-policy": Sample(
+        _robot("open the drawer", "open the drawer"),
+        _robot("press the button"),
+        {"observation": [Record({"kind": "x"}, (), Blob(b""))]},
+        {"deadline_s": 0},
+        options={"policy": {"name": "metaworld"}},
+        streamed_port="observation",
+        is_exact=False,  # it says how long it took
+        has_own_threads=True,
+        packages=("safetensors",),
     ),
     "synthetic-text": Sample(
         _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS

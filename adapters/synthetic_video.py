@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -102,9 +103,10 @@ class SyntheticVideo(SyntheticStream):
             finally:
                 reading.cancel()
                 await asyncio.wait({reading})
+            origin = zlib.crc32(marker.encode()) % RATE_HZ  # where the ramp begins tells requests apart
             num_samples = RATE_HZ * plan.num_frames // plan.fps if "audio" in wanted else 0
             for start in range(0, num_samples, RATE_HZ):
-                yield "audio", Audio(RATE_HZ, 1, "s16", Blob(ramp(start, min(RATE_HZ, num_samples - start))))
+                yield "audio", Audio(RATE_HZ, 1, "s16", Blob(ramp(origin + start, min(RATE_HZ, num_samples - start))))
         yield Finish(detail={"frames": plan.num_frames, "images": num_images})
 
 

@@ -1,8 +1,8 @@
 """The protocols of Moshi and PersonaPlex: ``WS /api/chat`` and ``WS /v1/audio/duplex``.
 
-Any pipeline that hears sound and speaks while it hears can be served, a live conversation for each socket. A client that
-names a persona or a voice is told that it is heard when the pipeline says anything at all: engines that must read a
-prompt first send an empty piece of sound once they have.
+Any pipeline that hears sound and speaks while it hears can be served, a live conversation for each socket. A client
+that names a persona or a voice is told that it is heard when the pipeline says anything at all: engines that must read
+a prompt first send an empty piece of sound once they have.
 """
 
 from __future__ import annotations

@@ -110,10 +110,9 @@ def params_of(settings: Settings, pipeline: Pipeline) -> dict[str, dict[str, Any
             allowed = "nothing, or an empty string" if isinstance(value, str) else "nothing"
             shown = f"'{value[:40]}'" if isinstance(value, str) else value
             raise BadInput(f"{name}: {shown} came (allowed with '{pipeline.serve_as}': {allowed})", field=name)
-        if name == "voice_prompt":
-            value = _voice(value, pipeline)
+        honoured = _voice(value, pipeline) if name == "voice_prompt" else value
         for stage in stages:
-            found.setdefault(stage, {})[parameter] = value
+            found.setdefault(stage, {})[parameter] = honoured
     return found
 
 

@@ -12,13 +12,18 @@ CASCADE = said.Capabilities(supports_tools=True, hears_audio=False)
 TRANSCRIBING = {"audio": {"input": {"transcription": {}}}}
 
 
+def transcript_of(event: said.AnyServerEvent) -> said.TranscriptionCompleted:
+    assert isinstance(event, said.TranscriptionCompleted)
+    return event
+
+
 def words_of(talk: Talk) -> list[str]:
     """What the one answer is given to read."""
     (generate,) = [effect for effect in talk.effects if isinstance(effect, done.Generate)]
     return ["".join(map(str, message.content)) for message in generate.messages]
 
 
-def paused(talk, *, ends_at=600.0):
+def paused(talk: Talk, *, ends_at: float = 600.0) -> dict[str, done.Transcribe]:
     """The user speaks for half a second and pauses; what is being written down."""
     talk.append(700)
     talk.speech(100.0)
@@ -43,7 +48,7 @@ def test_a_turn_is_written_down_in_its_pause_and_told_when_it_is_over():
         "conversation.item.input_audio_transcription.completed",
         "response.created",
     ]
-    completed = events[-2]
+    completed = transcript_of(events[-2])
     assert completed.item_id == item_id == talk.items[0]
     assert completed.transcript == "What time is it?"
     assert completed.usage.seconds == pytest.approx(0.8)
@@ -63,7 +68,7 @@ def test_words_that_come_after_the_end_of_a_guessed_turn_are_waited_for():
     ]
     assert list(talk.transcribing) == [item_id]
     assert talk.generating == {}
-    assert talk.transcribed(" is it?")[-1].transcript == "What time is it?"
+    assert transcript_of(talk.transcribed(" is it?")[-1]).transcript == "What time is it?"
     assert words_of(talk) == ["What time is it?"]
 
 
@@ -88,6 +93,7 @@ def test_a_guess_is_dropped_when_it_was_not_all_or_is_not_wanted(goes_on):
     elif goes_on == "commit":
         talk.say(asked.AudioCommit(create_response=True))
     elif goes_on == "lost":
+        assert talk.vad is not None
         talk.take(talk.core.on_vad_failed(talk.vad, "lost", talk.now))
         assert talk.transcribing == {}
         return
@@ -99,7 +105,7 @@ def test_a_guess_is_dropped_when_it_was_not_all_or_is_not_wanted(goes_on):
 
     events = talk.transcribed("All of it")
 
-    assert events[-1].transcript == "All of it"
+    assert transcript_of(events[-1]).transcript == "All of it"
     assert words_of(talk) == ["All of it"]
     assert [type(effect).__name__ for effect in talk.effects].count("Transcribe") == 2
 
@@ -121,7 +127,7 @@ def test_a_guess_that_fails_is_asked_for_again_when_the_turn_is_over():
     ("capabilities", "limits"), [(None, None), (CASCADE, Limits(transcribes_pauses=False))], ids=["hears", "off"]
 )
 def test_nothing_is_guessed_where_nobody_waits_or_it_is_not_wanted(capabilities, limits):
-    talk = Talk(session=TRANSCRIBING, **{} if capabilities is None else {"capabilities": capabilities}, limits=limits)
+    talk = Talk(session=TRANSCRIBING, capabilities=capabilities, limits=limits)
 
     assert paused(talk) == {}
 

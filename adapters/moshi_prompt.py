@@ -81,9 +81,9 @@ class Prompts:
         self._max_frames = max_frames
         self._rate_hz = int(config.sampling_rate)
         self._frame_s = int(config.frame_size) / self._rate_hz
-        times = np.arange(int(SETTLE_S * self._rate_hz)) / self._rate_hz
+        times = np.arange(int(SETTLE_S * self._rate_hz), dtype=np.float32) / np.float32(self._rate_hz)
         self._silence = self._encoded(np.zeros(len(times), np.float32))[-1]
-        self.tone = self._encoded(np.sin(2 * np.pi * TONE_HZ * times).astype(np.float32) / 2)[-1]
+        self.tone = self._encoded((np.sin(2 * np.pi * TONE_HZ * times) / 2).astype(np.float32))[-1]
         """The user's codes while a prompt is primed, (codebooks,)."""
         self._voices = {name: self._voice(Path(str(folder)).expanduser(), name) for name in voice_names(folder)}
 

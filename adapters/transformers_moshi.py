@@ -350,9 +350,11 @@ class TransformersMoshi(SessionEngine):
                 break
             with torch.inference_mode():
                 moshi.prime(text.to(device), said.to(device), heard, torch.tensor(active, device=device))
-            for session in (session for session in sessions if session.prompt is not None):
-                text_left, said_left = session.prompt.text[1:], session.prompt.said[1:]
-                session.prompt = Frames(text_left, said_left) if len(text_left) else None
+            for session in sessions:
+                if session.prompt is None:
+                    continue
+                left = Frames(session.prompt.text[1:], session.prompt.said[1:])
+                session.prompt = left if len(left.text) else None
                 if session.prompt is None:
                     events += self._primed(session)
         return events

@@ -110,7 +110,7 @@ def params_of(settings: Settings, pipeline: Pipeline) -> dict[str, dict[str, Any
             allowed = "nothing, or an empty string" if isinstance(value, str) else "nothing"
             shown = f"'{value[:40]}'" if isinstance(value, str) else value
             raise BadInput(f"{name}: {shown} came (allowed with '{pipeline.serve_as}': {allowed})", field=name)
-        honoured = _voice(value, pipeline) if name == "voice_prompt" else value
+        honoured = _voice(str(value), pipeline) if name == "voice_prompt" else value
         for stage in stages:
             found.setdefault(stage, {})[parameter] = honoured
     return found

@@ -87,6 +87,14 @@ def stable_audio(folder: Path) -> str:
     return str(folder)
 
 
+def zimage(folder: Path) -> str:
+    """Save a Z-Image pipeline: Qwen3, a DiT of two layers, a VAE of 8 pixels by 8."""
+    pipelines: Any = importlib.import_module("tiny_diffusion")
+    torch.manual_seed(0)
+    pipelines.lively(pipelines.zimage()).save_pretrained(folder)
+    return str(folder)
+
+
 def longcat_audio(folder: Path) -> str:
     """Save a LongCat pipeline: UMT5, a DiT of one layer, a VAE of 8 kHz mono."""
     diffusers: Any = importlib.import_module("diffusers")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-FOLDER = Path(__file__).parent / "emoji_vlm"
+FOLDER = shipped.FOLDER / "emoji-vlm"
 SIDE = 64
 COLOURS = {"red": (220, 38, 38), "blue": (37, 99, 235), "green": (22, 163, 74)}
 DESCRIBE, LEFT, RIGHT = "describe the picture", "what is on the left", "what is on the right"

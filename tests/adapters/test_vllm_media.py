@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(vllm_options.installed_version() is None, reason="vLLM is missing"),
 ]
 
-FOLDER = Path(__file__).parent / "emoji_vlm"
+FOLDER = shipped.FOLDER / "emoji-vlm"
 OPTIONS = {
     "model": str(FOLDER),
     "max_num_seqs": 2,

@@ -191,7 +191,7 @@ SAMPLES: dict[str, Sample] = {
         _NOT_CHAT,
         {"temperature": -1.0},
         params=_GREEDY | {"ignore_eos": True},
-        options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
+        options={"model": "emoji-vlm"},
         packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
     ),

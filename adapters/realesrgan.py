@@ -54,7 +54,7 @@ class RealEsrganParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RealEsrgan(StreamingEngine):
-    """Pictures in, the same pictures out, larger; channels are kept, and transparency is enlarged like a grey picture."""
+    """Pictures in, the same out, larger; channels are kept, and transparency is enlarged like a grey picture."""
 
     accepts: ClassVar[dict[str, str]] = {"image": "image"}
     emits: ClassVar[dict[str, str]] = {"image": "image"}
@@ -115,10 +115,11 @@ class RealEsrgan(StreamingEngine):
             assert isinstance(picture, Image)
             size = self._size(picture, request.params)
             planes = await on_thread(self._thread, self._planes_blocking, picture)
-            strips = []
             rows = max(1, STRIP_PIXELS // picture.width)
-            for first in range(0, picture.height, rows):
-                strips.append(await on_thread(self._thread, self._strip_blocking, planes, first, rows))
+            strips = [
+                await on_thread(self._thread, self._strip_blocking, planes, first, rows)
+                for first in range(0, picture.height, rows)
+            ]
             yield "image", await on_thread(self._thread, self._finish_blocking, strips, size, picture.channels)
 
     def _size(self, picture: Image, params: RealEsrganParams) -> tuple[int, int]:

@@ -34,6 +34,8 @@ from gateways import (
 )
 from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.images import body as images_body
+from gateways.images import route as images
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
 from gateways.metrics import OPERATION as METRICS
@@ -88,7 +90,7 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, files, live talks."""
+    """Health, models, chat and other completions, tokens, embeddings, sound, pictures, transcriptions, files, talks."""
 
     Options = OpenAIOptions
 
@@ -123,6 +125,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
+        self._images = images.ImageRoutes(self.client, self._models, self._pool, self._media, self.options)
         self._sleep = sleep.SleepRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
@@ -188,6 +191,7 @@ class OpenAIGateway(HttpGateway):
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
             ("/v1/audio/generate", self._sound.handle),
+            (images.GENERATIONS, self._images.generate),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
@@ -196,7 +200,7 @@ class OpenAIGateway(HttpGateway):
             app.router.add_get(path, self._realtime.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
-        self._add_transcriptions(app)
+        self._add_forms(app)
         app.cleanup_ctx.append(self._reading)
         return app
 
@@ -219,13 +223,15 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/files/{file_id}/content", files.content)
         app.cleanup_ctx.append(files.lifetime)
 
-    def _add_transcriptions(self, app: web.Application) -> None:
+    def _add_forms(self, app: web.Application) -> None:
         assert isinstance(self.options, OpenAIOptions)
         max_bytes = openai_transcriptions_body.max_body_bytes(self.options)
         expect = functools.partial(self.expect, max_bytes=max_bytes)
         paths, routes = openai_transcriptions.PATHS, self._transcriptions
         app.router.add_post(paths["transcribe"], routes.transcribe, expect_handler=expect)
         app.router.add_post(paths["translate"], routes.translate, expect_handler=expect)
+        expect_edit = functools.partial(self.expect, max_bytes=self._images.max_body_bytes)
+        app.router.add_post(images.EDITS, self._images.edit, expect_handler=expect_edit)
 
     def close(self) -> None:
         """End the encoding threads."""
@@ -293,6 +299,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
             openai_sound.schema(),
+            images_body.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
             *openai_transcriptions.schemas(),
@@ -324,6 +331,7 @@ def operations() -> list[Operation]:
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
         openai_sound.OPERATION,
+        *images.OPERATIONS,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
         *openai_voices.OPERATIONS,

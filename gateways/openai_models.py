@@ -50,12 +50,22 @@ EVENTS = "events"
 """The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
 
 PROMPT = "prompt"
-"""The input port of pipelines that make sound or music: its description."""
+"""The input port of pipelines that make sound, music or pictures: the description."""
+
+IMAGE, PREVIEW = "image", "preview"
+"""Output ports of pipelines that make pictures: each when it is done, and what it looks like until then."""
+
+IMAGES, MASK = "images", "mask"
+"""Input ports of pipelines that make pictures from others: those, and where the first one may change."""
+
+PICTURE_INPUTS = {PROMPT: "text", IMAGES: "image", MASK: "image"}
+PICTURE_OUTPUTS = {IMAGE: "image", PREVIEW: "image", "progress": "json"}
+"""Ports that routes of pictures can express, and the payload kind of each."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_converse)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_draw, can_converse)
     return any(can(pipeline) for can in does)
 
 
@@ -111,6 +121,21 @@ def can_transcribe(pipeline: Pipeline) -> bool:
 def can_make_sound(pipeline: Pipeline) -> bool:
     """Whether it makes the sound or music that a text describes."""
     return pipeline.inputs == {PROMPT: "text"} and pipeline.outputs == {SOUND: "audio"}
+
+
+def can_draw(pipeline: Pipeline) -> bool:
+    """Whether it makes the picture that a text describes."""
+    return (
+        pipeline.inputs.get(PROMPT) == "text"
+        and pipeline.outputs.get(IMAGE) == "image"
+        and all(PICTURE_INPUTS.get(port) == kind for port, kind in pipeline.inputs.items())
+        and all(PICTURE_OUTPUTS.get(port) == kind for port, kind in pipeline.outputs.items())
+    )
+
+
+def can_edit(pipeline: Pipeline) -> bool:
+    """Whether it makes a picture from others, as a text says."""
+    return can_draw(pipeline) and IMAGES in pipeline.inputs
 
 
 def can_converse(pipeline: Pipeline) -> bool:

@@ -36,6 +36,7 @@ from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
 from gateways.images import body as images_body
 from gateways.images import route as images
+from gateways.images.chat import PictureChats
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
 from gateways.metrics import OPERATION as METRICS
@@ -112,6 +113,7 @@ class OpenAIGateway(HttpGateway):
             self._pool,
             media,
             self.options,
+            PictureChats(self.client, self._models, self._pool, media, self.options),
             audio_delta=self.options.audio_delta,
             trusts_templates=trusts,
         )

@@ -49,8 +49,16 @@ def test_every_module_is_in_a_package() -> None:
     assert [file for file in modules if not (ROOT / file.parent / "__init__.py").exists()] == []
 
 
-def test_configs_are_toml_only() -> None:
-    assert {file.suffix for file in project_files() if file.parts[0] == "configs"} == {".toml"}
+def test_configs_are_toml_and_whole_models() -> None:
+    configs = [file for file in project_files() if file.parts[0] == "configs"]
+    models = [file for file in configs if file.parts[1] == "models"]
+
+    assert {file.suffix for file in configs if file not in models} == {".toml"}
+    for folder in {Path(*file.parts[:3]) for file in models}:
+        assert (ROOT / folder / "README.md").exists()
+        assert any(file.suffix == ".safetensors" for file in models if file.is_relative_to(folder))
+    # Package data names each depth of folders.
+    assert all(4 <= len(file.parts) <= 5 for file in models)
 
 
 def pins() -> dict[str, str]:

@@ -12,6 +12,7 @@ import transformers
 from PIL import Image as Pil
 from PIL import ImageDraw
 
+from adapters import shipped
 from adapters.transformers_image_text import TransformersImageText
 from omni_bus.errors import BadInput, StageFailed, StartFailed
 from omni_bus.testing import make_engine, run_streaming, start_streaming

@@ -114,7 +114,7 @@ def parse(body: dict[str, Any], pipeline: Pipeline, uploaded: Mapping[str, str])
     return PictureChat(
         wanted=Wanted(
             pipeline=pipeline,
-            prompt=read_prompt(_prompt(conversation.messages), "messages"),
+            prompt=read_prompt(_prompt(fields.messages), "messages"),
             settings=msgspec.structs.replace(
                 settings, names=settings.names | {"prompt": "messages", "images": "messages"}
             ),
@@ -199,12 +199,9 @@ def _size(fields: PictureFields) -> tuple[int, int] | None:
     return width, height
 
 
-def _prompt(messages: list[dict[str, Any]]) -> str:
-    """Return what the user says, in all turns."""
-    found: list[str] = []
-    for message in messages:
-        content = message.get("content")
-        if message["role"] == "user" and content:
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            found += [part["text"] for part in parts if part["type"] == "text"]
-    return " ".join(found)
+def _prompt(messages: list[Any]) -> str:
+    """Return what the user says in all turns of checked messages, each piece of text after a blank."""
+    contents = [message["content"] for message in messages if message["role"] == "user"]
+    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    texts = [part if isinstance(part, str) else part.get("text") for part in parts]
+    return " ".join(text for text in texts if text)

@@ -18,7 +18,7 @@ from adapters.realesrgan_weights import INSTALL, MODULE, REACH, SCALE, build_net
 from adapters.transformers_model import device_of
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StageFailed, StartFailed
-from omni_bus.wire.payloads import Image, Payload
+from omni_bus.wire.payloads import Image, Payload, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -112,7 +112,8 @@ class RealEsrgan(StreamingEngine):
             BadInput: a picture of too many pixels, or a size that it can't have.
         """
         async for picture in inputs.port("image"):
-            assert isinstance(picture, Image)
+            if not isinstance(picture, Image):
+                raise BadInput(f"image: {kind_of(picture)} came (allowed: image)", field="image")
             size = self._size(picture, request.params)
             planes = await on_thread(self._thread, self._planes_blocking, picture)
             rows = max(1, STRIP_PIXELS // picture.width)

@@ -47,9 +47,9 @@ class RealEsrganOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class RealEsrganParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request may set: a smaller result, in the picture's proportions."""
 
-    width: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    width: Annotated[int, Meta(ge=16, le=16384)] | None = None
     """Pixels; None takes four times the picture's."""
-    height: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    height: Annotated[int, Meta(ge=16, le=16384)] | None = None
     """Pixels; None takes four times the picture's."""
 
 

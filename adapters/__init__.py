@@ -24,6 +24,7 @@ ADAPTERS: dict[str, str] = {
     "pocketsphinx": "adapters.pocketsphinx:PocketSphinx",
     "silero-vad": "adapters.silero_vad:SileroVad",
     "smart-turn": "adapters.smart_turn:SmartTurn",
+    "robot-policy": "adapters.robot.engine:RobotPolicy",
     "realtime": "actors.sessions:Sessions",
     "synthetic-text": "adapters.synthetic:SyntheticText",
     "synthetic-speech": "adapters.synthetic:SyntheticSpeech",

@@ -49,6 +49,8 @@ from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
 from gateways.realtime import route as realtime
 from gateways.realtime.turn import TurnAudioEvents
+from gateways.robot import route as robots
+from gateways.robot.route import RobotRoute, RobotRouteOptions
 from gateways.voices import Voices
 from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
@@ -83,6 +85,12 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
     realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """A client of a duplex dialect may take so long to say its first word."""
 
+    robot_idle_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """A robot that sends nothing for so long after an answer is closed; 0: never."""
+
+    robot_multi_session_per_connection: bool = False
+    """Sessions of robots that alternate on a socket keep their states; else each change begins anew."""
+
     speech_config_timeout_s: Seconds = 10.0
     """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
 
@@ -91,7 +99,7 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, sound, pictures, transcriptions, files, talks."""
+    """Health, models, completions, tokens, embeddings, sound, pictures, transcriptions, files, talks, robots."""
 
     Options = OpenAIOptions
 
@@ -141,6 +149,17 @@ class OpenAIGateway(HttpGateway):
             max_file_bytes=self.options.max_answer_bytes,
         )
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
+        self._robots = RobotRoute(
+            self.client,
+            self._models,
+            self.draining,
+            self._pool,
+            RobotRouteOptions(
+                idle_timeout_s=self.options.robot_idle_timeout_s,
+                is_multi_session=self.options.robot_multi_session_per_connection,
+                write_timeout_s=self.options.write_timeout_s,
+            ),
+        )
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
@@ -198,8 +217,11 @@ class OpenAIGateway(HttpGateway):
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
-        for path in (realtime.PATH, realtime.DUPLEX_PATH):
+        for path in realtime.PATHS:
             app.router.add_get(path, self._realtime.handle, allow_head=False)
+        app.router.add_get(robots.PATH, self._robots.handle, allow_head=False)
+        if self._robots.is_served:  # robots' stock client knows a host and a port, and no path
+            app.router.add_get(robots.ROOT, self._robots.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_forms(app)

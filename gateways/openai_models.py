@@ -49,6 +49,9 @@ SEGMENTS = "segments"
 EVENTS = "events"
 """The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
 
+OBSERVATION, ACTIONS = "observation", "actions"
+"""The ports of pipelines that act: robots' policies."""
+
 PROMPT = "prompt"
 """The input port of pipelines that make sound, music or pictures: the description."""
 
@@ -65,7 +68,7 @@ PICTURE_OUTPUTS = {IMAGE: "image", PREVIEW: "image", "progress": "json"}
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_draw, can_converse)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_draw, can_converse, can_act)
     return any(can(pipeline) for can in does)
 
 
@@ -136,6 +139,11 @@ def can_draw(pipeline: Pipeline) -> bool:
 def can_edit(pipeline: Pipeline) -> bool:
     """Whether it makes a picture from others, as a text says."""
     return can_draw(pipeline) and IMAGES in pipeline.inputs
+
+
+def can_act(pipeline: Pipeline) -> bool:
+    """Whether it turns a robot's observations into actions."""
+    return pipeline.inputs == {OBSERVATION: "record"} and pipeline.outputs.get(ACTIONS) == "record"
 
 
 def can_converse(pipeline: Pipeline) -> bool:

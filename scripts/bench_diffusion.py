@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The same pictures by our step engine and by the pipeline called one after another, with requests that come at random.
 
-A Z-Image with random weights (on a GPU 1.5 billion in its denoiser, 512×512, guidance on) is made on the device. Both
-sides get the same prompts, seeds, step counts (differing by request) and arrival times, a Poisson process that is
-faster than the pipeline alone can serve; a request's latency counts from its arrival. The pictures are compared.
+A Z-Image with random weights (on a GPU 1.3 billion in its denoiser, 512×512) is made on the device. Both sides get the
+same prompts, seeds, step counts (differing by request) and arrival times, a Poisson process that is faster than the
+pipeline alone can serve; a request's latency counts from its arrival. The pictures are compared.
 
 Run: ``python scripts/bench_diffusion.py [--size small|large] [--requests N] [--concurrency N] [--rounds N]``
 Needs torch and diffusers; nothing of a deployment.
@@ -12,6 +12,7 @@ Needs torch and diffusers; nothing of a deployment.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import statistics
 import tempfile
@@ -46,9 +47,10 @@ class Job(msgspec.Struct, frozen=True):
 
 def make_model(size: str, folder: Path) -> None:
     """Save a pipeline with random weights, made on the device."""
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
     import torch
-    import transformers
+
+    transformers: Any = importlib.import_module("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = LARGE if size == "large" else SMALL
@@ -157,7 +159,7 @@ def by_the_engine(engine: Diffusers, jobs: list[Job], concurrency: int) -> tuple
 
 
 def main() -> None:
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,10 +168,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--guidance", type=float, default=0.0, help="above 1 a step computes two samples")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals per picture that the pipeline alone makes")
     args = parser.parse_args()
     side = SIDE[args.size]
-    call = {"width": side, "height": side, "guidance_scale": 3.0}
+    call = {"width": side, "height": side, "guidance_scale": args.guidance}
     device = torch.cuda.get_device_name() if has_gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{device}; torch {torch.__version__}, diffusers {diffusers.__version__}; {side}×{side}")
     with tempfile.TemporaryDirectory() as folder:
@@ -198,6 +201,7 @@ def main() -> None:
             f" step engine {ours[1]:.2f} s, {statistics.mean(ours[0]):.2f} s; mean difference of pixels {max(off):.3f}"
         )
     engine.close()
+    print(f"guidance {args.guidance:g}, at most {args.concurrency} at once, load {args.load:g}")
     print(f"throughput: {statistics.median(throughputs):.2f} times; mean latency: {statistics.median(means):.2f} of it")
 
 

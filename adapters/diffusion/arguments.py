@@ -88,7 +88,7 @@ class Call:
         """Return a call to warm up with."""
         import PIL.Image
 
-        found = dict(self._options.call) | {"prompt": "rain"}
+        found: dict[str, Any] = dict(self._options.call) | {"prompt": "rain"}
         if "num_inference_steps" in self.takes:
             found["num_inference_steps"] = 2  # solvers of second order want more than one
         side = 64 * max(1, self._side_multiple // 64)
@@ -293,15 +293,22 @@ class Call:
                 f"{field}: {width}×{height} came (allowed: at most {self._options.max_pixels} pixels)", field=field
             )
 
+    def _side(self, name: str, found: Mapping[str, Any]) -> int:
+        """Return pixels that a side will have, about, where neither request nor call says it."""
+        for side in (found.get(name), self._defaults.get(name)):
+            if isinstance(side, int):
+                return side
+        return 1024
+
     def _check_sizes(self, params: DiffusionParams, found: dict[str, Any]) -> None:
         """Refuse sizes that pipelines would change, or would fail at later."""
         for name in ("width", "height"):
             value, multiple = getattr(params, name), self._side_multiple
             if value is not None and value % multiple:
                 raise BadInput(f"{name}: {value} came (allowed: multiples of {multiple})", field=name)
-        width, height = found.get("width"), found.get("height")
-        if isinstance(width, int) and isinstance(height, int):
-            self._check_pixels("width", width, height)
+        if params.width is not None or params.height is not None:
+            width, height = (self._side(name, found) for name in ("width", "height"))
+            self._check_pixels("height" if params.width is None else "width", width, height)
         num_frames, step = params.num_frames, self._frames_multiple
         if num_frames is None:
             return

@@ -83,8 +83,9 @@ class Diffusers(StepEngine):
         self._work = Work(self._pipeline, self._call.takes, self._prompts, self.context.allocate, self._call.rate_hz)
         self._work.publishes_frames = family.publishes_frames
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.options.max_resident, thread_name_prefix=self.name)
-            start_threads(self._pool, self.options.max_resident)
+            num_threads = self.num_slots(self.options)  # one for each request that may be under way
+            self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=self.name)
+            start_threads(self._pool, num_threads)
         if self.options.warm_up and not self.without:  # a part has no input of its own to warm up with
             self._warm_up(report)
 

@@ -243,7 +243,7 @@ def _end_of(scheduler: Any, model_output: Any, previous: Any) -> Any:
 
 
 def _plain(value: Any) -> Hashable | None:
-    """Return arguments as something that can be hashed; None where there is more than texts, numbers, devices, types."""
+    """Return arguments as something with a hash; None where there is more than texts, numbers, devices and types."""
     import torch
 
     if value is None:
@@ -267,6 +267,6 @@ def forget_history(model: Any, name: str) -> None:
         for hook in registry.hooks.values() if registry is not None else ():
             for manager in vars(hook).values():
                 if isinstance(manager, StateManager):
-                    kept = manager._state_cache  # noqa: SLF001 (diffusers can only drop those of all requests)
+                    kept = manager._state_cache  # noqa: SLF001 (diffusers drops all requests')
                     for context in [key for key in kept if key.split("/")[0] == name]:
                         del kept[context]

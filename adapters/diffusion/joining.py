@@ -97,7 +97,7 @@ class Fingerprints:
         known = self._of_tensors.get(id(tensor))
         if known is not None and known[1] == tensor._version:  # noqa: SLF001 (torch has no other name for it)
             return known[2]
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         found = (tuple(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).digest())
         # The tensor is held, so that its address is not another's.
         self._of_tensors[id(tensor)] = (tensor, tensor._version, found)  # noqa: SLF001

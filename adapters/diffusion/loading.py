@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import importlib
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def load_pipeline(loader: ModelLoader, options: DiffusionOptions, without: Conta
         dtype = getattr(torch, options.dtype)
     absent = _absent(loader, without, dtype)
     arguments: dict[str, Any] = dict(absent) if dtype is None else absent | {"dtype": dtype}
-    packed = {part: kind for part, kind in options.quantization.items() if kind != "fp8_storage"}
+    packed: dict[str, Quantization] = {
+        part: kind for part, kind in options.quantization.items() if kind != "fp8_storage"
+    }
     if packed:
         arguments["quantization_config"] = _packing(packed, dtype or torch.bfloat16)
     try:
@@ -50,7 +53,7 @@ def load_pipeline(loader: ModelLoader, options: DiffusionOptions, without: Conta
 
 def _absent(loader: ModelLoader, names: Container[str], dtype: Any) -> dict[str, Any]:
     """Return what stands for parts that aren't loaded: models without weights, or nothing."""
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
     import torch
     from accelerate import init_empty_weights
 
@@ -76,7 +79,8 @@ class _Index:
     def from_pretrained(folder: str) -> dict[str, Any]:
         from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-        return dict(DiffusionPipeline.load_config(folder))
+        index: Any = DiffusionPipeline.load_config(folder)
+        return dict(index)
 
 
 def _set_up(pipeline: Any, options: DiffusionOptions, loader: ModelLoader) -> None:
@@ -148,8 +152,8 @@ def _store_in_8_bits(part: Any) -> None:
     part.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=part.dtype)
 
 
-def _packing(kinds: dict[str, Quantization], dtype: Any) -> Any:
-    import diffusers
+def _packing(kinds: Mapping[str, Quantization], dtype: Any) -> Any:
+    diffusers: Any = importlib.import_module("diffusers")
 
     made: dict[str, Callable[[], Any]] = {
         "bitsandbytes_8bit": lambda: diffusers.BitsAndBytesConfig(load_in_8bit=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -180,7 +181,7 @@ def _is_installed(package: str) -> bool:
 
 def cache_config(cache: StepCache) -> Any:
     """Return diffusers' configuration of a step cache."""
-    import diffusers
+    diffusers: Any = importlib.import_module("diffusers")
 
     match cache:
         case FirstBlock():

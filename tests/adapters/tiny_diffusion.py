@@ -354,6 +354,57 @@ def mochi() -> Any:
     )  # fmt: skip
 
 
+def ltx2() -> Any:
+    from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
+    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+
+    text = {
+        "vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 1024,
+        "pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 1, "sliding_window": 64,
+    }  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    encoder = T.Gemma3ForConditionalGeneration(T.Gemma3Config(
+        text_config=text, vision_config=vision, image_token_index=2, boi_token_index=2, eoi_token_index=2,
+        mm_tokens_per_image=1,
+    ))  # fmt: skip
+    dit = D.LTX2VideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
+        audio_in_channels=8, audio_out_channels=8, audio_num_attention_heads=2, audio_attention_head_dim=4,
+        audio_cross_attention_dim=8, num_layers=2, caption_channels=16, rope_double_precision=False, rope_type="split",
+    )  # fmt: skip
+    connectors = LTX2TextConnectors(
+        caption_channels=16, text_proj_in_factor=3, video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=8, video_connector_num_layers=1,
+        video_connector_num_learnable_registers=None, audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=8, audio_connector_num_layers=1,
+        audio_connector_num_learnable_registers=None, connector_rope_base_seq_len=32, rope_double_precision=False,
+        rope_type="split",
+    )  # fmt: skip
+    vae = D.AutoencoderKLLTX2Video(
+        latent_channels=4, block_out_channels=(8,), down_block_types=("LTX2VideoDownBlock3D",),
+        decoder_block_out_channels=(8,), layers_per_block=(1, 1), decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,), decoder_spatio_temporal_scaling=(True,), decoder_inject_noise=(False, False),
+        downsample_type=("spatial",), upsample_residual=(False,), upsample_factor=(1,),
+        upsample_type=("spatiotemporal",), patch_size=1,
+    )  # fmt: skip
+    sound_vae = D.AutoencoderKLLTX2Audio(
+        base_channels=8, output_channels=2, ch_mult=(1, 1, 1), num_res_blocks=1, in_channels=2, resolution=32,
+        latent_channels=2, norm_type="pixel", causality_axis="height", sample_rate=16000, mel_hop_length=160,
+        mel_bins=16,
+    )  # fmt: skip
+    vocoder = LTX2Vocoder(
+        in_channels=32, hidden_channels=32, out_channels=2, upsample_kernel_sizes=[11, 8, 8, 4],
+        upsample_factors=[5, 4, 4, 2], resnet_kernel_sizes=[3], resnet_dilations=[[1, 3, 5]],
+        output_sampling_rate=16000,
+    )  # fmt: skip
+    return D.LTX2Pipeline(
+        scheduler=flow(), vae=vae, audio_vae=sound_vae, text_encoder=encoder, tokenizer=tokens(1024),
+        connectors=connectors, transformer=dit, vocoder=vocoder,
+    )  # fmt: skip
+
+
 IMAGE, MASKED, VIDEO = ("image",), ("image", "mask"), ("video",)
 FROM_PICTURE = STEPS | {"guidance_scale": 2.0, "strength": 0.8}
 QWEN = SIDE | STEPS | {"true_cfg_scale": 2.0, "negative_prompt": " "}

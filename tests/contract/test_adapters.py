@@ -29,7 +29,20 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Latents, Payload, Tensor, Text
+from omni_bus.wire.payloads import (
+    KINDS,
+    Audio,
+    Blob,
+    Codes,
+    Image,
+    Json,
+    Latents,
+    Payload,
+    Record,
+    RecordArray,
+    Tensor,
+    Text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -119,6 +132,18 @@ def _prompt(text: str) -> Ports:
 
 def _picture(*greys: int) -> Ports:
     return {"image": [Image(16, 24, 3, Blob(bytes([grey]) * (16 * 24 * 3))) for grey in greys]}
+
+
+def _robot(*prompts: str) -> Ports:
+    """Return an observation for each instruction, as a gateway sends them."""
+    arrays = (RecordArray(("values", "observation/state"), "<f4", (39,)),)
+    value = {"observation/state": None}
+    return {
+        "observation": [
+            Record({"kind": "infer", "session": "s", "values": value | {"prompt": prompt}}, arrays, Blob(bytes(156)))
+            for prompt in prompts
+        ]
+    }
 
 
 def _observations(*markers: str) -> Ports:
@@ -384,6 +409,17 @@ SAMPLES: dict[str, Sample] = {
         {"threshold": 1.0},
         packages=("faster_whisper", "onnxruntime", "pipecat", "soxr"),
         is_model=True,
+    ),
+    "robot-policy": Sample(
+        _robot("open the drawer", "open the drawer"),
+        _robot("press the button"),
+        {"observation": [Record({"kind": "x"}, (), Blob(b""))]},
+        {"deadline_s": 0},
+        options={"policy": {"name": "metaworld"}},
+        streamed_port="observation",
+        is_exact=False,  # it says how long it took
+        has_own_threads=True,
+        packages=("safetensors",),
     ),
     "synthetic-text": Sample(
         _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS

@@ -1,25 +1,29 @@
-"""What the listener hears: sound of answers from its arrival to the ear, silence where there is none."""
+"""What the listener hears of answers: sound from its arrival to the ear, silence where there is none."""
 
 from __future__ import annotations
 
 from collections import deque
-
-RATE_HZ = 24_000
-"""Both ways; s16 little-endian, one channel: the default of OpenAI's events."""
-PIECE_S = 0.02
-PIECE_BYTES = int(RATE_HZ * PIECE_S) * 2
-SILENCE = bytes(PIECE_BYTES)
+from typing import NamedTuple
 
 
-def seconds_of(num_bytes: int) -> float:
-    """Return how long so much sound is."""
-    return num_bytes / (2 * RATE_HZ)
+class Heard(NamedTuple):
+    """How much of an answer was heard."""
+
+    item_id: str
+    played_ms: int
 
 
-class Playback:
-    """Sound that waits for the listener; its clock is what was taken, so gaps stay as they were heard."""
+class PlaybackClock:
+    """Sound that waits for the listener; its clock is what was taken, so gaps stay as they were heard.
 
-    def __init__(self) -> None:
+    What waits is what the server sent ahead: our sessions keep that lead short, others send a whole answer at once.
+
+    Args:
+        rate_hz: samples a second: s16, one channel.
+    """
+
+    def __init__(self, rate_hz: int = 24_000) -> None:
+        self.rate_hz = rate_hz
         self._waiting: deque[tuple[str, memoryview]] = deque()
         self._playing = ""
         self._played_bytes = 0
@@ -32,10 +36,15 @@ class Playback:
         """Whether all that came was heard or cut off."""
         return not self._waiting
 
-    def put(self, item: str, sound: bytes) -> None:
+    @property
+    def heard(self) -> Heard | None:
+        """The answer that is, or was last, being heard, and how much of it; None before the first."""
+        return Heard(self._playing, self._ms(self._played_bytes)) if self._playing else None
+
+    def put(self, item_id: str, sound: bytes) -> None:
         """Let sound of an item be heard after what came before it."""
-        if sound and item != self._cut:
-            self._waiting.append((item, memoryview(sound)))
+        if sound and item_id != self._cut:
+            self._waiting.append((item_id, memoryview(sound)))
 
     def take(self, num_bytes: int) -> bytes:
         """Return the next sound, filled up with silence."""
@@ -53,15 +62,18 @@ class Playback:
             taken.append(piece)
         return b"".join(taken) + bytes(missing)
 
-    def cut(self) -> tuple[str, int] | None:
+    def cut(self) -> Heard | None:
         """Stop what is being heard.
 
         Returns:
-            The item and how much of it was heard, in ms; None if nothing waited.
+            The item and how much of it was heard; None if nothing waited.
         """
         if not self._waiting:
             return None
         self._cut = self._waiting[0][0]
         self._waiting.clear()
         heard_bytes = self._played_bytes if self._playing == self._cut else 0
-        return self._cut, int(seconds_of(heard_bytes) * 1000)
+        return Heard(self._cut, self._ms(heard_bytes))
+
+    def _ms(self, num_bytes: int) -> int:
+        return int(num_bytes / (2 * self.rate_hz) * 1000)

@@ -281,7 +281,7 @@ async def test_deadline_ends_a_request(bus: Bus, client: BusClient) -> None:
 async def test_deadline_ends_a_request_without_a_coordinator(
     bus: Bus, client: BusClient, monkeypatch: pytest.MonkeyPatch, *, is_admitted: bool
 ) -> None:
-    monkeypatch.setattr("omni_bus.client.OVERDUE_S", 0.0)
+    monkeypatch.setattr("omni_bus.client.bus.OVERDUE_S", 0.0)
     request = await ask(client, timeout_s=0.05, tokens=100_000) if is_admitted else None
     await bus.coordinator.close()
 

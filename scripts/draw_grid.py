@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Draw pictures through a running ``omni-bus up --config configs/images.toml`` and put them into one file.
 
-    python scripts/draw_grid.py scripts/results/images.png
+    python scripts/draw_grid.py scripts/results/images.jpg
 
 Each of the prompts is asked for at once; the deployment batches their steps.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import re
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 CONFIG = Path(__file__).parents[2] / "configs" / "images.toml"
 READER = """
 [stages.read]
@@ -107,6 +109,17 @@ async def test_pictures_say_what_their_prompts_said(deployed: Deployed) -> None:
 
     assert tuple(read) == PROMPTS
     assert {answer.size for answer in answers} == {"256x256"}
+
+
+async def test_readmes_command_makes_a_picture(deployed: Deployed, tmp_path: Path) -> None:
+    (command,) = re.findall(r"^\$ (curl [^\n]*/images/.*?\}')$", README, re.MULTILINE | re.DOTALL)
+    command = command.replace("http://127.0.0.1:8000", deployed.deployment.url)
+    curl = await asyncio.create_subprocess_exec("bash", "-c", command.replace("curl", "curl -s", 1), cwd=tmp_path)
+    assert await curl.wait() == 0
+
+    file = (tmp_path / "picture.png").read_bytes()
+    assert Pil.open(io.BytesIO(file)).size == (256, 256)
+    assert await deployed.read(base64.b64encode(file).decode()) == "a robot and a pink square on a sky background"
 
 
 async def test_answer_is_the_clients_own_type(deployed: Deployed) -> None:

@@ -82,8 +82,8 @@ class RealEsrgan(StreamingEngine):
             StartFailed: a package or the device is not there.
         """
         folder = find_weights()
-        if folder is None or (problems := self.check(self.options)):
-            raise StartFailed("; ".join(problems if folder is not None else self.check(self.options)))
+        if (problems := self.check(self.options)) or folder is None:
+            raise StartFailed("; ".join(problems))
         report("importing torch", 0.0)
         import torch
 

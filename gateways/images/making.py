@@ -18,7 +18,7 @@ from omni_bus.media.picture import PICTURE_TYPES, encode_picture_blocking
 from omni_bus.wire.payloads import Image, Payload, Text, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from gateways.http import Terms
     from gateways.images.fields import Settings
@@ -138,7 +138,7 @@ class Making:
         self._terms: Terms = {**terms, "input_bytes": terms["input_bytes"] + sum(map(size_of, wanted.media))}
         self._ends = [Ends(wanted.outputs) for _ in range(wanted.n)]
 
-    async def pictures(self) -> AsyncIterator[Picture]:
+    async def pictures(self) -> AsyncGenerator[Picture, None]:
         """Yield pictures as they come, those among them that are not final.
 
         Raises:

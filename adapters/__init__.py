@@ -16,6 +16,7 @@ ADAPTERS: dict[str, str] = {
     "diffusers-encoder": "adapters.diffusion.stages:DiffusersEncoder",
     "diffusers-denoiser": "adapters.diffusion.stages:DiffusersDenoiser",
     "diffusers-decoder": "adapters.diffusion.stages:DiffusersDecoder",
+    "realesrgan": "adapters.realesrgan:RealEsrgan",
     "hibari": "adapters.hibari:HibariVoice",
     "flite": "adapters.flite:FliteVoice",
     "whisper": "adapters.whisper:Whisper",

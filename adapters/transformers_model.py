@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from adapters import smollm2
 from adapters.packages import missing
+from adapters.shipped import folder_of
 from omni_bus.errors import StartFailed
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Keys of a stage's table that say which model, and where it computes."""
 
     model: str
-    """The folder of a model, or a name on the model hub."""
+    """The folder of a model, one that comes with omni-bus (``configs/models``), or a name on the model hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Numbers to compute with; by default float32 on a CPU and the checkpoint's own elsewhere."""
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -74,11 +75,11 @@ class ModelLoader:
         logging.disable_progress_bar()
         self._options = options
         self._report = report
-        self.device = _device(options.device)
+        self.device = device_of(options.device)
         if options.model == smollm2.NAME:
             self.folder = str(smollm2.convert_once(context.cache_dir, report))
         else:
-            path = Path(options.model).expanduser()
+            path = folder_of(options.model)
             self.folder = str(path) if path.exists() else options.model
 
     @property
@@ -159,7 +160,12 @@ def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset({*ends, tokenizer.eos_token_id} - {None})
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Return the device that an option names.
+
+    Raises:
+        StartFailed: it is not there.
+    """
     import torch
 
     if name == "auto":

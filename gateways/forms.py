@@ -94,6 +94,8 @@ class _Body:
             if len(data) > size:
                 self._returned.append(data[size:])
             return data[:size]
+        if self._content.at_eof():  # asked a few times more, aiohttp would warn of it
+            return b""
         return self._counted(await self._timely(self._content.read(size)))
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:

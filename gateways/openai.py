@@ -34,6 +34,9 @@ from gateways import (
 )
 from gateways.health import ActorRows, report
 from gateways.http import HttpGateway, HttpOptions, json_response
+from gateways.images import body as images_body
+from gateways.images import route as images
+from gateways.images.chat import PictureChats
 from gateways.load import context_lengths, load, server_load
 from gateways.media import MediaReader
 from gateways.metrics import OPERATION as METRICS
@@ -103,7 +106,7 @@ class OpenAIOptions(VideosOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, completions, tokens, embeddings, sound, files, videos, live talks and clips, robots."""
+    """Health, models, completions, tokens, embeddings, sound, pictures, videos, files, live talks and clips, robots."""
 
     Options = OpenAIOptions
 
@@ -125,6 +128,7 @@ class OpenAIGateway(HttpGateway):
             self._pool,
             media,
             self.options,
+            PictureChats(self.client, self._models, self._pool, media, self.options),
             audio_delta=self.options.audio_delta,
             trusts_templates=trusts,
         )
@@ -138,6 +142,7 @@ class OpenAIGateway(HttpGateway):
         )
         self._voices = VoicesRoutes(voices, self._models, self._media, self.options)
         self._sound = openai_sound.SoundRoute(self.client, self._models, self._pool, self.options)
+        self._images = images.ImageRoutes(self.client, self._models, self._pool, self._media, self.options)
         self._sleep = sleep.SleepRoutes(self.control, self.pipelines, self._origins)
         self._speech = openai_speech.SpeechRoute(
             self.client, self._models, self._pool, self._media, self.options, self.options.max_speech_chars, voices
@@ -218,6 +223,7 @@ class OpenAIGateway(HttpGateway):
             ("/detokenize", self._tokens.detokenize),
             ("/v1/embeddings", self._embeddings.handle),
             ("/v1/audio/generate", self._sound.handle),
+            (images.GENERATIONS, self._images.generate),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
         ):
@@ -229,7 +235,7 @@ class OpenAIGateway(HttpGateway):
             app.router.add_get(robots.ROOT, self._robots.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
-        self._add_transcriptions(app)
+        self._add_forms(app)
         self._add_videos(app)
         app.cleanup_ctx.append(self._reading)
         return app
@@ -253,13 +259,15 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get("/v1/files/{file_id}/content", files.content)
         app.cleanup_ctx.append(files.lifetime)
 
-    def _add_transcriptions(self, app: web.Application) -> None:
+    def _add_forms(self, app: web.Application) -> None:
         assert isinstance(self.options, OpenAIOptions)
         max_bytes = openai_transcriptions_body.max_body_bytes(self.options)
         expect = functools.partial(self.expect, max_bytes=max_bytes)
         paths, routes = openai_transcriptions.PATHS, self._transcriptions
         app.router.add_post(paths["transcribe"], routes.transcribe, expect_handler=expect)
         app.router.add_post(paths["translate"], routes.translate, expect_handler=expect)
+        expect_edit = functools.partial(self.expect, max_bytes=self._images.max_body_bytes)
+        app.router.add_post(images.EDITS, self._images.edit, expect_handler=expect_edit)
 
     def _add_videos(self, app: web.Application) -> None:
         videos = self._videos
@@ -345,6 +353,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_tokenize.detokenize_schema(),
             openai_embeddings.schema(),
             openai_sound.schema(),
+            images_body.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
             videos_body.schema(),
@@ -377,6 +386,7 @@ def operations() -> list[Operation]:
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
         openai_sound.OPERATION,
+        *images.OPERATIONS,
         openai_speech.OPERATION,
         openai_speech_batch.OPERATION,
         *openai_voices.OPERATIONS,

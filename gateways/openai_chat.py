@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gateways.http import HttpOptions, Terms
+    from gateways.images.chat import PictureChats
     from gateways.openai_media import MessageMedia
     from gateways.openai_messages import Conversation
     from omni_bus.client import BusClient, RequestEvent
@@ -87,6 +88,7 @@ class ChatRoute:
         pool: threads for encoding.
         media: reads what messages bring besides text.
         options: limits of the gateway.
+        pictures: answers with pictures, where the model makes some.
         audio_delta: where a stream's sound goes.
         trusts_templates: whether a request may bring a chat template.
     """
@@ -98,6 +100,7 @@ class ChatRoute:
         pool: EncodingPool,
         media: MessageMedia,
         options: HttpOptions,
+        pictures: PictureChats,
         *,
         audio_delta: AudioDelta = "content",
         trusts_templates: bool = False,
@@ -107,12 +110,16 @@ class ChatRoute:
         self._pool = pool
         self._media = media
         self._options = options
+        self._pictures = pictures
         self._audio_delta: AudioDelta = audio_delta
         self._trusts_templates = trusts_templates
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. When its client goes, this is cancelled, and with it the requests on the bus."""
-        chat = await self.parse(request, await read_json(request, self._options))
+        body = await read_json(request, self._options)
+        if (drawer := self._pictures.drawer_named(body)) is not None:
+            return await self._pictures.answer(request, body, drawer)
+        chat = await self.parse(request, body)
         if "X-Request-Id" not in request.headers and chat.id_suffix is not None:
             request[REQUEST_ID] = chat.id_suffix
         calls = await self.calls_of(chat, request[KEY_NAME])

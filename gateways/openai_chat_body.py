@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gateways.fields import names_of, read_fields, refusal, refuse_unknown
+from gateways.images import chat_body
 from gateways.openai_fields import (
     INERT,
     ONLY,
@@ -34,7 +35,16 @@ from gateways.openai_fields import (
     wants_metrics,
 )
 from gateways.openai_messages import Conversation, message_schema, read_messages
-from gateways.openai_models import MODALITIES, can_chat, find_model, inputs_for, readers_of, speakers_of
+from gateways.openai_models import (
+    IMAGE,
+    MODALITIES,
+    can_chat,
+    can_draw,
+    find_model,
+    inputs_for,
+    readers_of,
+    speakers_of,
+)
 from gateways.openai_structure import Tools, read_structure, read_tools
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import FORMATS, Format
@@ -312,6 +322,9 @@ def schema(pipelines: Iterable[Pipeline], title: str = "ChatCompletionRequest") 
     pipelines = list(pipelines)
     properties = properties_of(*_STRUCTS)
     outputs = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs if port in MODALITIES)
+    if any(map(can_draw, pipelines)):
+        outputs[IMAGE] = None
+        properties = chat_body.properties() | properties
     ports = dict.fromkeys(port for pipeline in pipelines for port in pipeline.inputs)
     messages = {"type": "array", "minItems": 1, "items": message_schema(ports)}
     del properties["messages"]

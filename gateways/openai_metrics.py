@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateways.openai_models import SOUND, readers_of, sources_of
+from gateways.openai_models import IMAGE, SOUND, readers_of, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _stage(
     found: dict[str, Any] = {
         "stage_id": stage_id,
         "stage_name": stage,
-        "final_output_type": "audio" if makes_sound else "text",
+        "final_output_type": "audio" if makes_sound else "image" if stage in sources_of(pipeline, IMAGE) else "text",
         "finish_reason": accounts[0]["finish_reason"],
         "num_tokens_in": max(account["prompt_tokens"] for account in accounts),
         "num_tokens_out": num_tokens,

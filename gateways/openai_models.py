@@ -53,7 +53,7 @@ OBSERVATION, ACTIONS = "observation", "actions"
 """The ports of pipelines that act: robots' policies."""
 
 PROMPT = "prompt"
-"""The input port of pipelines that make sound, music or videos: the description."""
+"""The input port of pipelines that make sound, music, pictures or videos: the description."""
 
 VIDEO_INPUTS = {PROMPT: "text", "images": "image", "mask": "image", "video": "video", "audio": "audio"}
 VIDEO_OUTPUTS = {"video": "video", "audio": "audio", "progress": "json", "preview": "image"}
@@ -62,10 +62,22 @@ VIDEO_OUTPUTS = {"video": "video", "audio": "audio", "progress": "json", "previe
 INTERACTIONS = "interactions"
 """The port, both ways, of pipelines that make videos, for what happens in them while they are watched."""
 
+IMAGE, PREVIEW = "image", "preview"
+"""Output ports of pipelines that make pictures: each when it is done, and what it looks like until then."""
+
+IMAGES, MASK = "images", "mask"
+"""Input ports of pipelines that make pictures from others: those, and where the first one may change."""
+
+PICTURE_INPUTS = {PROMPT: "text", IMAGES: "image", MASK: "image"}
+PICTURE_OUTPUTS = {IMAGE: "image", PREVIEW: "image", "progress": "json"}
+"""Ports that routes of pictures can express, and the payload kind of each."""
+
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_make_video, can_converse, can_act)
+    does = (
+        can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_draw, can_make_video, can_converse, can_act
+    )  # fmt: skip
     return any(can(pipeline) for can in does)
 
 
@@ -132,6 +144,21 @@ def can_make_video(pipeline: Pipeline) -> bool:
         and all(inputs.get(port) == kind for port, kind in pipeline.inputs.items())
         and all(outputs.get(port) == kind for port, kind in pipeline.outputs.items())
     )
+
+
+def can_draw(pipeline: Pipeline) -> bool:
+    """Whether it makes the picture that a text describes."""
+    return (
+        pipeline.inputs.get(PROMPT) == "text"
+        and pipeline.outputs.get(IMAGE) == "image"
+        and all(PICTURE_INPUTS.get(port) == kind for port, kind in pipeline.inputs.items())
+        and all(PICTURE_OUTPUTS.get(port) == kind for port, kind in pipeline.outputs.items())
+    )
+
+
+def can_edit(pipeline: Pipeline) -> bool:
+    """Whether it makes a picture from others, as a text says."""
+    return can_draw(pipeline) and IMAGES in pipeline.inputs
 
 
 def can_act(pipeline: Pipeline) -> bool:

@@ -240,8 +240,26 @@ class Call:
             found[self._require("mask", "mask_image")] = media.mask_picture(mask)
         if self._family.needs_mask and "mask_image" not in found:
             raise BadInput("mask: none came (allowed: 1)", field="mask")
+        if images and {"strength", "width", "height"} <= self.takes:
+            self._fit(found)
         self._add_clip([payload for payload in inputs.get("video", ()) if isinstance(payload, Video)], found)
         self._add_sound([payload for payload in inputs.get("audio", ()) if isinstance(payload, Audio)], found)
+
+    def _fit(self, found: dict[str, Any]) -> None:
+        """Let a picture to begin with, and its mask, be as large as the result; without a size they say how large.
+
+        Some pipelines would fail at others, some would make their own size of it.
+        """
+        picture = found["image"]
+        if isinstance(picture, list):
+            return
+        if found.get("width") is None and found.get("height") is None:
+            multiple = self._side_multiple
+            found["width"], found["height"] = (max(multiple, side // multiple * multiple) for side in picture.size)
+        size = found.get("width"), found.get("height")
+        for name in ("image", "mask_image"):
+            if None not in size and name in found and found[name].size != size:
+                found[name] = found[name].resize(size)
 
     def _add_clip(self, clip: list[Video], found: dict[str, Any]) -> None:
         num_frames = sum(piece.num_frames for piece in clip)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+
+from adapters.shipped import folder_of
 
 _AUDIO = re.compile(r"Audio(?!Text)|MusicLDM|AceStep|DanceDiffusion")
 _JOINT = re.compile(r"^LTX2")
@@ -50,7 +51,7 @@ class Family:
 
 def family_in(folder: str) -> Family | None:
     """Return the family of a pipeline's folder; None where there is no such folder."""
-    index = Path(folder).expanduser() / "model_index.json"
+    index = folder_of(folder) / "model_index.json"
     if not index.is_file():
         return None
     return Family(str(json.loads(index.read_text(encoding="utf-8")).get("_class_name", "")))

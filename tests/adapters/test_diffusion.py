@@ -278,6 +278,24 @@ def test_one_side_alone_keeps_the_limit_of_pixels(folders: Any) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("name", ["ZImageImg2ImgPipeline", "StableDiffusionInpaintPipeline"])
+def test_picture_to_begin_with_says_how_large_the_result_is(folders: Any, name: str) -> None:
+    call = {key: value for key, value in tiny_diffusion.PIPELINES[name].call.items() if key not in ("width", "height")}
+    engine = engine_of(folders, name, {"call": call})
+    picture = Image(70, 101, 3, Blob(bytes(range(250)) * 84 + bytes(210)))
+    inputs: Any = {"images": [picture]}
+    if "Inpaint" in name:
+        inputs["mask"] = [Image(70, 101, 1, Blob(b"\xff" * 7070))]
+    [follows] = run(engine, RED, inputs=inputs)
+    [told] = run(engine, ("a red cube", {"seed": 7, "width": 64, "height": 32}), inputs=inputs)
+
+    height, width = pixels_in(follows).shape[-3:-1]
+    assert (70 - height, 101 - width) < (16, 16)
+    assert height % 8 == width % 8 == 0
+    assert pixels_in(told).shape[-3:] == (32, 64, 3)
+    engine.close()
+
+
 def test_empty_picture_is_refused(folders: Any) -> None:
     engine = engine_of(folders, "ZImageImg2ImgPipeline")
     with pytest.raises(BadInput, match=r"^images: 0×0 came"):

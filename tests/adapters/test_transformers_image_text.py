@@ -12,6 +12,7 @@ import transformers
 from PIL import Image as Pil
 from PIL import ImageDraw
 
+from adapters import shipped
 from adapters.transformers_image_text import TransformersImageText
 from omni_bus.errors import BadInput, StageFailed, StartFailed
 from omni_bus.testing import make_engine, run_streaming, start_streaming
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-FOLDER = Path(__file__).parent / "emoji_vlm"
+FOLDER = shipped.FOLDER / "emoji-vlm"
 SIDE = 64
 COLOURS = {"red": (220, 38, 38), "blue": (37, 99, 235), "green": (22, 163, 74)}
 DESCRIBE, LEFT, RIGHT = "describe the picture", "what is on the left", "what is on the right"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image as Pil
 from PIL import ImageDraw
 
-from adapters import vllm_options
+from adapters import shipped, vllm_options
 from adapters.vllm_text import VllmText
 from omni_bus.errors import BadInput
 from omni_bus.testing import Collected, StepDriver, make_engine
@@ -30,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(vllm_options.installed_version() is None, reason="vLLM is missing"),
 ]
 
-FOLDER = Path(__file__).parent / "emoji_vlm"
+FOLDER = shipped.FOLDER / "emoji-vlm"
 OPTIONS = {
     "model": str(FOLDER),
     "max_num_seqs": 2,

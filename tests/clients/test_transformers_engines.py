@@ -66,7 +66,7 @@ edges = ["in.messages -> embed.prompt", "embed.embedding -> out.embedding"]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     pytest.importorskip("transformers")
-    toml = TOML.format(vlm=Path(__file__).parents[1] / "adapters" / "emoji_vlm")
+    toml = TOML.format(vlm="emoji-vlm")
     await with_one_thread()
     async with running(toml) as deployment, client_of(deployment.url) as found:
         await look(found, "#16a34a")  # the process that decodes pictures is there from now on

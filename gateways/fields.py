@@ -24,17 +24,21 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
     Raises:
         BadInput: a field is missing or has another type or value.
     """
+    known = _fields_of(cls)
+    for field in known.required:
+        if body.get(field.key) is None:
+            raise BadInput(
+                f"{prefix}{field.key}: missing (allowed: {_words(field.kind)})", field=f"{prefix}{field.key}"
+            )
     values: dict[str, Any] = {}
-    for field, key, kind, is_required in _fields_of(cls):
-        raw = body.get(key)
-        if raw is None:
-            if is_required:
-                raise BadInput(f"{prefix}{key}: missing (allowed: {_words(kind)})", field=f"{prefix}{key}")
+    for key, raw in body.items():  # a body has few of the many fields that it may have
+        field = known.by_key.get(key)
+        if field is None or raw is None:
             continue
         try:
-            values[field] = msgspec.convert(raw, kind)
+            values[field.name] = msgspec.convert(raw, field.kind)
         except msgspec.ValidationError:
-            raise refusal(f"{prefix}{key}", raw, _words(kind)) from None
+            raise refusal(f"{prefix}{key}", raw, _words(field.kind)) from None
     return cls(**values)
 
 
@@ -43,20 +47,25 @@ class _Field(NamedTuple):
     key: str
     """In a body."""
     kind: Any
-    is_required: bool
+
+
+class _Fields(NamedTuple):
+    by_key: dict[str, _Field]
+    required: tuple[_Field, ...]
 
 
 @functools.cache
-def _fields_of(cls: type[msgspec.Struct]) -> tuple[_Field, ...]:
+def _fields_of(cls: type[msgspec.Struct]) -> _Fields:
     """Look a Struct's fields up once: their annotations are text and would be compiled each time."""
-    return tuple(
-        _Field(field.name, field.encode_name, field.type, field.required) for field in msgspec.structs.fields(cls)
+    found = [(_Field(each.name, each.encode_name, each.type), each.required) for each in msgspec.structs.fields(cls)]
+    return _Fields(
+        {field.key: field for field, _ in found}, tuple(field for field, is_required in found if is_required)
     )
 
 
 def names_of(*structs: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of Structs by the names that bodies have for them."""
-    return frozenset(field.key for struct in structs for field in _fields_of(struct))
+    return frozenset(key for struct in structs for key in _fields_of(struct).by_key)
 
 
 def refuse_unknown(body: dict[str, Any], known: Collection[str], *, prefix: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from gateways import openapi
 from gateways.event_stream import EventStream
-from gateways.fan_out import Call, run_all
+from gateways.fan_out import Call, take_all
 from gateways.http import REQUEST_ID, json_response, read_json, terms_of
 from gateways.openai_answers import Completion as CompletionAnswer
 from gateways.openai_answers import CompletionChunk
@@ -28,7 +27,7 @@ from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Json, Text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
     from gateways.http import HttpOptions
     from omni_bus.client import BusClient, RequestEvent
@@ -92,8 +91,10 @@ class CompletionsRoute:
         self, request: web.Request, asked: Completion, calls: list[Call], answer_id: str
     ) -> web.StreamResponse:
         stream = EventStream(request, self._options.write_timeout_s)
-        async with stream.telling_failures(), aclosing(run_all(self._client, calls, terms_of(request))) as events:
-            await _CompletionStream(stream, asked, answer_id).send_all(events)
+        async with stream.telling_failures():
+            events = _CompletionStream(stream, asked, answer_id)
+            await take_all(self._client, calls, terms_of(request), events)
+            await events.end()
         return stream.response
 
 
@@ -205,24 +206,41 @@ class _CompletionStream:
         self._echoed: set[int] = set()
         self._prompt_tokens = [0] * num_choices
 
-    async def send_all(self, events: AsyncGenerator[tuple[int, RequestEvent], None]) -> None:
-        """Send everything, to the mark of the end."""
-        async for index, event in events:
-            match event:
-                case Item(port="text", payload=Text(text=text, num_tokens=num_tokens, tokens=tokens)):
-                    self._ends[index].num_tokens += num_tokens
-                    await self._echo(index, None)
-                    if text or tokens:
-                        await self._send_text(index, text, tokens)
-                case Item(port="rendered", payload=Json() as payload):
-                    rendered = read_rendered(payload)
-                    self._prompt_tokens[index] = len(rendered.token_ids)
-                    await self._echo(index, rendered)
-                case Item():
-                    pass
-                case End(port=port, finish=finish):
-                    if self._ends[index].add(port, finish):
-                        await self._finish(index)
+    def take_now(self, index: int, event: RequestEvent) -> bool:
+        """Send a piece of text, if it is not the first and the client has room."""
+        if type(event) is not Item or type(event.payload) is not Text or event.port != "text":
+            return False
+        text, num_tokens, tokens = event.payload.text, event.payload.num_tokens, event.payload.tokens
+        if index not in self._echoed or not (text or tokens) or self._asked.stream_options.continuous_usage_stats:
+            return False
+        if not self._stream.try_send(self._text(index, text, tokens)):
+            return False
+        self._offsets[index] += len(text)
+        self._ends[index].num_tokens += num_tokens
+        return True
+
+    async def take(self, index: int, event: RequestEvent) -> None:
+        """Send what the client should know of an event."""
+        match event:
+            case Item(port="text", payload=Text(text=text, num_tokens=num_tokens, tokens=tokens)):
+                self._ends[index].num_tokens += num_tokens
+                await self._echo(index, None)
+                if text or tokens:
+                    chunk = self._text(index, text, tokens)
+                    self._offsets[index] += len(text)
+                    await self._stream.send(chunk)
+            case Item(port="rendered", payload=Json() as payload):
+                rendered = read_rendered(payload)
+                self._prompt_tokens[index] = len(rendered.token_ids)
+                await self._echo(index, rendered)
+            case Item():
+                pass
+            case End(port=port, finish=finish):
+                if self._ends[index].add(port, finish):
+                    await self._finish(index)
+
+    async def end(self) -> None:
+        """Send what comes after all events, to the mark of the end."""
         if self._asked.stream_options.include_usage:
             usage = self._usage([ends.usage.prompt_tokens for ends in self._ends], [e.usage for e in self._ends])
             await self._stream.send(msgspec.json.encode(self._head | {"choices": [], "usage": usage}))
@@ -244,11 +262,10 @@ class _CompletionStream:
             self._offsets[index] = len(text)
             await self._send(index, text, logprobs, **extra)
 
-    async def _send_text(self, index: int, text: str, tokens: tuple[Token, ...]) -> None:
+    def _text(self, index: int, text: str, tokens: tuple[Token, ...]) -> bytes:
         logprobs = _logprobs(self._asked, list(tokens), None, self._offsets[index]) if tokens else None
-        self._offsets[index] += len(text)
         extra = {"token_ids": [token.id for token in tokens]} if self._asked.returns_token_ids else {}
-        await self._send(index, text, logprobs, **extra)
+        return self._chunk(index, text, logprobs, **extra)
 
     async def _finish(self, index: int) -> None:
         ends = self._ends[index]
@@ -257,13 +274,16 @@ class _CompletionStream:
         await self._send(index, "", None, finish_reason=reason, stop_reason=ends.stop_reason)
 
     async def _send(self, index: int, text: str, logprobs: dict[str, Any] | None, **extra: Any) -> None:
+        await self._stream.send(self._chunk(index, text, logprobs, **extra))
+
+    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, **extra: Any) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **extra}
         top: dict[str, Any] = {}
         if self._asked.stream_options.continuous_usage_stats:
             top["usage"] = self._usage(self._prompt_tokens, [ends.usage for ends in self._ends])
         if self._asked.has_metrics and "finish_reason" in extra:
             top["metrics"] = stage_metrics(self._asked.pipeline, [self._ends[index]])
-        await self._stream.send(msgspec.json.encode({**self._head, "choices": [choice], **top}))
+        return msgspec.json.encode({**self._head, "choices": [choice], **top})
 
     def _usage(self, prompt_tokens: list[int], usages: list[Any]) -> dict[str, Any]:
         n = self._asked.n

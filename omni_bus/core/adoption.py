@@ -126,7 +126,7 @@ class Adoption:
         if not is_client:
             if entry is not None and actor.stage not in entry.pending:
                 entry.pending[actor.stage] = actor.peer
-                self._bindings.rebind(actor.sender, entry.submit)
+                self._bindings.rebind(actor.stage, actor.sender, entry.submit)
             return [Send(actor.peer, Cancel(request, "the request ended"))]
         error = self._error_for_client(route) if entry is None else entry.error
         return [] if error is None else [Send(actor.peer, Failed(request, error))]
@@ -255,8 +255,8 @@ class Adoption:
         )
         self._requests[request] = entry
         self._admission[route.pipeline].adopt(request, route.key, now)
-        for peer in route.stages.values():
-            self._bindings.rebind(peer.sender, entry.submit)
+        for stage, peer in route.stages.items():
+            self._bindings.rebind(stage, peer.sender, entry.submit)
         effects: list[Common] = [
             Send(peer, Inquire(request))
             for peer in (route.gateway, *route.stages.values())

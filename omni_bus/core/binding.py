@@ -1,10 +1,10 @@
 """Which replica a request is bound to: the one where it costs the least.
 
-A replica's load is the tokens of what is bound to it and has not ended there, which is known exactly, since the
-coordinator sees each beginning and each end. To that comes what the request would have to compute itself: its own
-tokens, less those of a prefix that the replica has seen. So a replica that has a long prompt cached is chosen until it
-is busier than another by what the cache saves (the same balance as in NVIDIA Dynamo's KV router, with text blocks in
-the place of KV blocks; the engine alone knows what it really keeps).
+A request's work at a replica is its tokens, less those of a prefix that the replica has seen. A replica's load is the
+work of what is bound to it and has not ended there, which the coordinator keeps count of, since it sees each beginning
+and each end; to that comes the request's own work. So a replica that has a long prompt cached is chosen until it is
+busier than another by what the cache saves (the same balance as in NVIDIA Dynamo's KV router, with text blocks in the
+place of KV blocks; the engine alone knows what it really keeps).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from omni_bus.core.membership import Actor
-    from omni_bus.ids import Peer, Sender
+    from omni_bus.ids import Peer, RequestId, Sender
     from omni_bus.wire.frames import Submit
 
 Routing: TypeAlias = Literal["prefix", "least_tokens", "round_robin"]
@@ -40,11 +40,14 @@ def tokens_of(submit: Submit) -> int:
 
 
 class Bindings:
-    """Outstanding requests and tokens by replica, and what the replicas have seen."""
+    """Outstanding requests and work by replica, and what the replicas have seen."""
 
     def __init__(self) -> None:
         self._outstanding: Counter[Sender] = Counter()
+        self._work: dict[tuple[RequestId, str], int] = {}
+        """Of each outstanding request at each of its stages, in tokens, as it was when it was bound."""
         self._tokens: Counter[Sender] = Counter()
+        """All of that, by replica."""
         self._seen: dict[Sender, OrderedDict[int, None]] = {}
         self._sessions: OrderedDict[tuple[str, str, str], Sender] = OrderedDict()
         self._last: dict[str, int] = {}
@@ -79,7 +82,7 @@ class Bindings:
             self._last[stage] = chosen.replica
         elif chosen is None:
             chosen = min(replicas, key=lambda actor: self._cost(actor, submit, prefix))
-        self.rebind(chosen.sender, submit)
+        self._count(stage, chosen.sender, submit.request, self._work_at(chosen.sender, submit, prefix))
         self._remember(chosen.sender, prefix)
         if submit.session:
             self._sessions[submit.key, submit.session, stage] = chosen.sender
@@ -88,15 +91,14 @@ class Bindings:
                 self._sessions.popitem(last=False)
         return chosen.peer
 
-    def rebind(self, replica: Sender, submit: Submit) -> None:
-        """Count a request whose replica is given: a former coordinator chose it."""
-        self._outstanding[replica] += 1
-        self._tokens[replica] += tokens_of(submit)
+    def rebind(self, stage: str, replica: Sender, submit: Submit) -> None:
+        """Count a request whose replica is given: a former coordinator chose it, and knew what is cached there."""
+        self._count(stage, replica, submit.request, tokens_of(submit))
 
-    def release(self, replica: Sender, submit: Submit) -> None:
-        """The request ended at this replica."""
+    def release(self, stage: str, replica: Sender, request: RequestId) -> None:
+        """The request ended at this replica of a stage."""
         self._outstanding[replica] -= 1
-        self._tokens[replica] -= tokens_of(submit)
+        self._tokens[replica] -= self._work.pop((request, stage))
         if self._outstanding[replica] <= 0:
             del self._outstanding[replica], self._tokens[replica]
 
@@ -119,8 +121,16 @@ class Bindings:
 
     def _cost(self, actor: Actor, submit: Submit, prefix: Sequence[int]) -> tuple[int, int, int]:
         replica = actor.sender
-        cached = min(self.num_cached(replica, prefix) * BLOCK_TOKENS, tokens_of(submit)) if prefix else 0
-        return self._tokens[replica] - cached, self._outstanding[replica], actor.replica
+        work = self._tokens[replica] + self._work_at(replica, submit, prefix)
+        return work, self._outstanding[replica], actor.replica
+
+    def _work_at(self, replica: Sender, submit: Submit, prefix: Sequence[int]) -> int:
+        return max(0, tokens_of(submit) - self.num_cached(replica, prefix) * BLOCK_TOKENS)
+
+    def _count(self, stage: str, replica: Sender, request: RequestId, work: int) -> None:
+        self._outstanding[replica] += 1
+        self._work[request, stage] = work
+        self._tokens[replica] += work
 
     def _remember(self, replica: Sender, prefix: Sequence[int]) -> None:
         if not prefix:

@@ -241,7 +241,7 @@ class Lifecycle:
 
     def release(self, entry: Request, stage: str) -> None:
         """One stage has nothing of the request any more."""
-        self._bindings.release(entry.pending.pop(stage).sender, entry.submit)
+        self._bindings.release(stage, entry.pending.pop(stage).sender, entry.submit.request)
 
     def settle(self, request: RequestId, entry: Request, now: float) -> list[Common]:
         """End a request once no stage holds anything of it."""

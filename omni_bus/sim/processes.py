@@ -226,11 +226,15 @@ class CoordinatorProcess(Process):
         pending = Counter(peer.sender for entry in requests.values() for peer in entry.pending.values())
         if pending != core._bindings._outstanding:
             raise Violation(f"outstanding work is {pending}, counted is {core._bindings._outstanding}")
-        tokens: Counter[Sender] = Counter()
-        for entry in requests.values():
-            tokens.update({peer.sender: tokens_of(entry.submit) for peer in entry.pending.values()})
-        if tokens != core._bindings._tokens:
-            raise Violation(f"outstanding tokens are {tokens}, counted are {core._bindings._tokens}")
+        work: Counter[Sender] = Counter()
+        for request, entry in requests.items():
+            for stage, peer in entry.pending.items():
+                counted = core._bindings._work.get((request, stage), -1)
+                if not 0 <= counted <= tokens_of(entry.submit):
+                    raise Violation(f"{request} counts {counted} at {peer.actor}, its tokens are {entry.submit.tokens}")
+                work[peer.sender] += counted
+        if work != core._bindings._tokens or len(core._bindings._work) != pending.total():
+            raise Violation(f"outstanding work is {work}, counted are {core._bindings._tokens}")
         for name, admission in core._admission.items():
             entries = {r: e for r, e in requests.items() if e.pipeline.name == name}
             queued = {r for r, e in entries.items() if e.state is RequestState.QUEUED}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +22,16 @@ def replicas(count: int) -> list[Actor]:
     return list(membership.replicas("llm"))
 
 
+NUMBERS = count()
+
+
 def asks(**fields: Any) -> Submit:
-    return Submit("r", "chat", (), **fields)
+    return Submit(f"r{next(NUMBERS)}", "chat", (), **fields)
+
+
+def again(submit: Submit) -> Submit:
+    """Another request for the same."""
+    return msgspec.structs.replace(submit, request=f"r{next(NUMBERS)}")
 
 
 PLAIN = asks()
@@ -32,16 +42,24 @@ class Stage:
 
     def __init__(self, count: int, routing: Routing = "prefix") -> None:
         self.bindings = Bindings()
+        self.bound: dict[int, list[str]] = {}
         self.replicas = replicas(count)
         self.routing: Routing = routing
 
     def bind(self, submit: Submit = PLAIN, *, among: tuple[int, ...] = (), is_entry: bool = True) -> int:
         found = [actor for actor in self.replicas if not among or actor.replica in among]
-        peer = self.bindings.bind("llm", found, submit, self.routing, is_entry=is_entry)
-        return int(peer.actor.removeprefix("llm."))
+        request = again(submit)
+        peer = self.bindings.bind("llm", found, request, self.routing, is_entry=is_entry)
+        number = int(peer.actor.removeprefix("llm."))
+        self.bound.setdefault(number, []).append(request.request)
+        return number
 
-    def release(self, number: int, submit: Submit = PLAIN) -> None:
-        self.bindings.release(self.replicas[number].sender, submit)
+    def release(self, number: int) -> None:
+        """End what was bound first there."""
+        self.bindings.release("llm", self.replicas[number].sender, self.bound[number].pop(0))
+
+    def work(self, number: int) -> int:
+        return self.bindings._tokens[self.replicas[number].sender]
 
 
 def test_least_outstanding_replica_is_chosen() -> None:
@@ -60,7 +78,7 @@ def test_tokens_weigh_not_requests() -> None:
     assert stage.bind(long) == 0
     assert [stage.bind(short) for _ in range(9)] == [1] * 9
     assert stage.bind(short) == 1  # 900 there, 1000 here
-    stage.release(0, long)
+    stage.release(0)
     assert stage.bind(short) == 0
 
 
@@ -74,7 +92,7 @@ def test_untold_work_counts_as_much_as_told_work_of_that_size() -> None:
 
 def test_adopted_work_counts() -> None:
     stage = Stage(2)
-    stage.bindings.rebind(stage.replicas[0].sender, PLAIN)
+    stage.bindings.rebind("llm", stage.replicas[0].sender, PLAIN)
 
     assert stage.bind() == 1
     assert stage.bindings.outstanding(stage.replicas[0].sender) == 1
@@ -85,18 +103,41 @@ def test_prompt_goes_where_its_beginning_was_seen_until_that_replica_is_busier_b
     shared = tuple(range(10))
     ask = asks(tokens=11 * BLOCK_TOKENS, prefix=shared)
     assert stage.bind(ask) == 0
-    stage.release(0, ask)
+    stage.release(0)
     stage.bind(asks(tokens=9 * BLOCK_TOKENS), among=(0,))
 
     assert stage.bind(ask) == 0  # nine blocks of work there, ten are saved
-    assert stage.bind(ask) == 1  # twenty blocks of work there
+    assert stage.bind(ask) == 1  # ten blocks of work there, and fewer requests here
     assert stage.bindings.num_cached(stage.replicas[1].sender, shared) == 10
+
+
+def test_running_requests_count_without_what_was_cached_for_them() -> None:
+    stage = Stage(2)
+    ask = asks(tokens=11 * BLOCK_TOKENS, prefix=tuple(range(10)))
+    assert stage.bind(ask) == 0
+    assert stage.work(0) == 11 * BLOCK_TOKENS
+    assert stage.bind(ask) == 1  # both compute it
+    stage.release(0)
+
+    assert [stage.bind(ask) for _ in range(10)] == [0] * 10
+    assert (stage.work(0), stage.work(1)) == (10 * BLOCK_TOKENS, 11 * BLOCK_TOKENS)
+    stage.release(1)
+    assert [stage.bind(ask) for _ in range(9)] == [1] * 9
+
+
+def test_more_blocks_than_tokens_count_as_no_work() -> None:
+    stage = Stage(1)
+    ask = asks(tokens=BLOCK_TOKENS, prefix=(1, 2, 3))
+    stage.bind(ask)
+    stage.bind(ask)
+
+    assert stage.work(0) == BLOCK_TOKENS
 
 
 def test_only_the_beginning_counts() -> None:
     stage = Stage(2)
     ask = asks(tokens=640, prefix=(1, 2, 3))
-    stage.release(stage.bind(ask), ask)
+    stage.release(stage.bind(ask))
     seen = stage.replicas[0].sender
 
     assert [stage.bindings.num_cached(seen, prefix) for prefix in [(1, 2, 3, 4), (1, 9, 3), (9,), ()]] == [3, 1, 0, 0]
@@ -124,7 +165,7 @@ def test_memory_of_prefixes_is_bounded_and_keeps_what_is_shared() -> None:
     stage = Stage(1)
     for i in range(MAX_REMEMBERED_BLOCKS):
         ask = asks(prefix=(-1, -2, i))
-        stage.release(stage.bind(ask), ask)
+        stage.release(stage.bind(ask))
 
     seen = stage.bindings._seen[stage.replicas[0].sender]
     assert len(seen) == MAX_REMEMBERED_BLOCKS
@@ -162,12 +203,38 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5000), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["", "s"]))))
 def test_released_work_leaves_nothing(work: list[tuple[int, list[int], str]]) -> None:
     stage = Stage(3)
-    bound = [
-        (stage.bind(submit), submit)
-        for submit in (asks(tokens=tokens, prefix=tuple(prefix), session=session) for tokens, prefix, session in work)
-    ]
+    bound = [stage.bind(asks(tokens=tokens, prefix=tuple(prefix), session=session)) for tokens, prefix, session in work]
     assert stage.bindings.total == len(bound)
-    for number, submit in bound:
-        stage.release(number, submit)
+    for number in bound:
+        stage.release(number)
 
     assert (stage.bindings.total, stage.bindings._outstanding, stage.bindings._tokens) == (0, {}, {})
+    assert not stage.bindings._work
+
+
+PROMPTS = [(), (1,), (1, 2), (1, 2, 3), (1, 4), (5, 6, 7, 8)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 600), st.sampled_from(PROMPTS))))
+def test_work_is_what_each_request_was_told_less_what_its_replica_had_seen(
+    steps: list[tuple[bool, int, tuple[int, ...]]],
+) -> None:
+    stage = Stage(3)
+    expected: list[list[int]] = [[], [], []]
+    seen: list[set[int]] = [set(), set(), set()]
+    for ends, tokens, prefix in steps:
+        busy = next((number for number in range(3) if expected[number]), None)
+        if ends and busy is not None:
+            stage.release(busy)
+            expected[busy].pop(0)
+        else:
+            todo = [
+                max(0, tokens - BLOCK_TOKENS * sum(set(prefix[: i + 1]) <= known for i in range(len(prefix))))
+                for known in seen
+            ]
+            costs = [(sum(expected[i]) + todo[i], len(expected[i]), i) for i in range(3)]
+            chosen = stage.bind(asks(tokens=tokens, prefix=prefix))
+            assert chosen == min(costs)[2]
+            expected[chosen].append(todo[chosen])
+            seen[chosen] |= set(prefix)
+        assert [stage.work(number) for number in range(3)] == [sum(counts) for counts in expected]

@@ -678,11 +678,16 @@ async def test_overload_is_said_at_once_with_a_time() -> None:
                 assert (await response.json())["error"]["type"] == "ServiceUnavailableError"
 
 
-async def test_slow_reader_suspends_only_its_own_request() -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, {"messages": [{"role": "user", "content": "hi"}]}), ("/v1/completions", {"prompt": "hi"})],
+)
+async def test_slow_reader_suspends_only_its_own_request(path: str, asked: dict[str, Any]) -> None:
     """Eight megabytes for a client that reads none of them: its request stops, others pass, nothing is lost."""
     num_tokens, chunk_bytes = 2000, 4096
-    sent = json.dumps(body(stream=True, sampling_params_list=[{"tokens": num_tokens, "chunk_bytes": chunk_bytes}]))
-    head = f"POST {CHAT} HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    own = [{"tokens": num_tokens, "chunk_bytes": chunk_bytes}]
+    sent = json.dumps({**asked, "stream": True, "sampling_params_list": own})
+    head = f"POST {path} HTTP/1.1\r\nHost:\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
     slow.setblocking(False)

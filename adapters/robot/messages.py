@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from omni_bus.errors import BadInput, ErrorInfo, OmniBusError
+from omni_bus.errors import BadInput, OmniBusError
 
 MAX_SESSION_CHARACTERS = 256
 MAX_STEPS = 1000
@@ -51,8 +51,3 @@ def message_of(value: Any) -> Message:
 def error_value(error: OmniBusError) -> dict[str, Any]:
     """Return what an answer says of an error."""
     return {"error": msgspec.to_builtins(msgspec.structs.asdict(error.to_info()))}
-
-
-def error_info(value: Any) -> ErrorInfo:
-    """Return an answer's error as it crosses the bus."""
-    return ErrorInfo(**value)

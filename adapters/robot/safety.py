@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def number_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def check_finite(values: Any, path: str = "") -> None:
-    """Refuse numbers that are none.
+    """Refuse numbers and text that are none.
 
     Raises:
         BadInput: names the key.
@@ -103,6 +104,8 @@ def check_finite(values: Any, path: str = "") -> None:
     match values:
         case np.ndarray() if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise BadInput(f"{path}: NaN or infinity came (allowed: finite numbers)", field=path)
+        case np.ndarray() if values.dtype.kind == "U" and (values.reshape(-1).view(np.uint32) > sys.maxunicode).any():
+            raise BadInput(f"{path}: text came that is none (allowed: Unicode)", field=path)
         case float() | np.floating() if not np.isfinite(values):
             raise BadInput(f"{path}: {values} came (allowed: finite numbers)", field=path)
         case dict():

@@ -25,6 +25,8 @@ SMALL = 1e-6
 """Keeps a dimension that never changes from being divided by zero (openpi's normalisation)."""
 
 MAX_PIXELS = 64 * 1024 * 1024
+MAX_PROMPT_CHARACTERS = 16_384
+"""All robots of a batch wait while a policy reads one's instruction."""
 
 
 class Scale(msgspec.Struct, frozen=True, eq=False):
@@ -135,7 +137,7 @@ class Transforms:
         """Take the instruction out of an observation.
 
         Raises:
-            BadInput: it is no text, or missing where one is needed.
+            BadInput: it is no text, too long, or missing where one is needed.
         """
         options = self._options
         prompt = values.pop(options.prompt_key, None)
@@ -144,6 +146,11 @@ class Transforms:
         if prompt is not None and not isinstance(prompt, str):
             raise BadInput(
                 f"{options.prompt_key}: a {type(prompt).__name__} came (allowed: text)", field=options.prompt_key
+            )
+        if prompt is not None and len(prompt) > MAX_PROMPT_CHARACTERS:
+            allowed = f"at most {MAX_PROMPT_CHARACTERS}"
+            raise BadInput(
+                f"{options.prompt_key}: {len(prompt)} characters came (allowed: {allowed})", field=options.prompt_key
             )
         if prompt is None and options.is_prompt_required:
             raise BadInput(f"{options.prompt_key}: nothing came (allowed: text)", field=options.prompt_key)

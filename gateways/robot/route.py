@@ -253,29 +253,50 @@ class _Conversation:
         Raises:
             Problem, OmniBusError: why it ends otherwise.
         """
-        try:
-            await self._send(await self._link.open())
-        except OmniBusError as error:
-            await self._send(messages.UNAVAILABLE)
-            await websockets.close(self._socket, to_problem(error))
-            return
-        # A message is always waited for, also while the policy runs: pings are answered by who waits. Of a client that
-        # sends ahead, two messages are held, then its socket is read no further.
+        # A message is always waited for, also while the policy runs or a place is waited for: pings are answered by who
+        # waits. Of a client that sends ahead, two messages are held, then its socket is read no further.
         inbox: asyncio.Queue[WSMessage | None] = asyncio.Queue(1)
         tasks = [asyncio.create_task(self._read(inbox)), asyncio.create_task(self._stop(inbox))]
         try:
+            if not await self._greet(*tasks):
+                return
             while (message := await self._next(inbox)) is not None:
                 if not await self._answer(message):
                     return
         except TimeoutError:
-            tasks[0].cancel()
-            await asyncio.wait(tasks[:1])  # nobody else receives while the socket is closed
+            await self._hush(tasks[0])
             reason = f"idle: no message within {self._profile.idle_timeout_s:g} s (setting idle_timeout_s)"
             await self._socket.close(code=WSCloseCode.OK, message=reason.encode())
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _greet(self, reading: asyncio.Task[None], stopping: asyncio.Task[None]) -> bool:
+        """Send the metadata once there is a place; returns False where there is none, and the socket is closed.
+
+        A client that leaves, or a server that stops, is not kept waiting: the inbox says so.
+        """
+        opening = asyncio.create_task(self._link.open())
+        try:
+            await asyncio.wait([opening, reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await self._send(opening.result())
+        except OmniBusError as error:
+            await self._send(messages.UNAVAILABLE)
+            await self._hush(reading)
+            await websockets.close(self._socket, to_problem(error))
+            return False
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        return True
+
+    @staticmethod
+    async def _hush(reading: asyncio.Task[None]) -> None:
+        """Take in no more: nobody else receives while a socket is closed."""
+        reading.cancel()
+        await asyncio.wait([reading])
 
     async def _read(self, inbox: asyncio.Queue[WSMessage | None]) -> None:
         """Take in messages, the last of which says that the client has left."""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omni_bus.errors import BadInput
-from omni_bus.wire.payloads import Blob, Record, RecordArray, check, record_item_bytes
+from omni_bus.wire.payloads import Blob, Record, RecordArray, check
+from omni_bus.wire.record_checks import record_item_bytes
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_DEPTH = 32

@@ -9,7 +9,8 @@ import msgspec
 from omni_bus.engine import Failure, Finished, Output, Starved, StepEngine
 from omni_bus.errors import OmniBusError
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import PAYLOAD_TYPES, check, check_plain, kind_of
+from omni_bus.wire.payloads import PAYLOAD_TYPES, check, kind_of
+from omni_bus.wire.plain import check_plain
 
 if TYPE_CHECKING:
     from omni_bus.engine import Engine, Event

@@ -32,7 +32,8 @@ from omni_bus.wire.frames import (
     Submit,
     Welcome,
 )
-from omni_bus.wire.payloads import Text, check, check_plain
+from omni_bus.wire.payloads import Text, check
+from omni_bus.wire.plain import check_plain
 from omni_bus.wire.prefix import MAX_BLOCKS
 
 if TYPE_CHECKING:

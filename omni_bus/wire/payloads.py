@@ -7,12 +7,13 @@ and is never copied into the header. The tag is the *kind* that edges are checke
 from __future__ import annotations
 
 import math
-import re
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from omni_bus.errors import InputTooLarge
+from omni_bus.wire.plain import check_extent, check_plain
+from omni_bus.wire.record_checks import check_record
 
 
 class Blob:
@@ -286,19 +287,13 @@ DTYPE_BYTES: dict[str, int] = {
 SAMPLE_BYTES = {"s16": 2, "f32": 4}
 MAX_AUDIO_CHANNELS = 1024
 IMAGE_CHANNELS = (1, 3, 4)
-MAX_DIMENSIONS = 16
-MAX_EXTENT_BYTES = 1 << 62
-"""What the sides of a shape other than zero may come to: an empty array of a huge shape has no view otherwise."""
-MAX_RECORD_ARRAYS = 4096
-MAX_NESTING = 64
-"""Lists and maps inside each other in a JSON-like value; leaves room on the stack for whoever encodes it again."""
 
 
 def _expected_bytes(payload: Payload) -> int | None:
     """Return how long the payload's blob must be; None where any length is right."""
     match payload:
         case Tensor(shape=shape) | Hidden(shape=shape) | Latents(shape=shape):
-            _check_extent(shape)
+            check_extent(shape)
             return math.prod(shape) * DTYPE_BYTES[payload.dtype]
         case Image(height=height, width=width, channels=channels):
             return height * width * channels
@@ -308,106 +303,6 @@ def _expected_bytes(payload: Payload) -> int | None:
             return num_frames * num_codebooks * 4
         case _:
             return None
-
-
-def _check_extent(shape: Shape) -> None:
-    if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
-        raise ValueError(f"shape {shape[:MAX_DIMENSIONS]} has a negative side or more than {MAX_DIMENSIONS} dimensions")
-    if math.prod(side for side in shape if side) > MAX_EXTENT_BYTES // 8:
-        raise ValueError(f"shape {shape} is larger than any array")
-
-
-def check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse what JSON has no form for (NaN and infinities apart): extensions, bytes, dates, keys that aren't text.
-
-    Raises:
-        ValueError: names the type, or the depth.
-    """
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return
-    if depth >= MAX_NESTING:
-        raise ValueError(f"a value is nested more than {MAX_NESTING} deep")
-    if isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
-            if not isinstance(key, str):
-                kind = type(key).__name__
-                raise ValueError(f"a map has a key of type {kind}, only text is allowed")  # noqa: TRY004 (bad data)
-            check_plain(item, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for item in cast("list[Any]", value):
-            check_plain(item, depth + 1)
-    else:
-        kind = type(value).__name__
-        allowed = "maps, lists, text, numbers, booleans and null"
-        raise ValueError(f"a {kind} where only {allowed} are allowed")  # noqa: TRY004 (bad data)
-
-
-_TYPE_STRING = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|[US][1-9][0-9]{0,8})", re.ASCII)
-
-
-def record_item_bytes(dtype: str) -> int:
-    """Return the size of one element of a `RecordArray`.
-
-    Raises:
-        ValueError: another type than NumPy's booleans, numbers (not complex) and text of fixed length.
-    """
-    if dtype == "bytes":
-        return 1
-    if not _TYPE_STRING.fullmatch(dtype):
-        allowed = "NumPy's booleans, integers, floats and text of fixed length"
-        raise ValueError(f"dtype {dtype[:40]!r} came (allowed: {allowed}; no objects, structures, complex numbers)")
-    kind = dtype.lstrip("<>|=")
-    return int(kind[1:]) * (4 if kind[0] == "U" else 1)
-
-
-def _check_record(record: Record) -> None:
-    check_plain(record.value)
-    if len(record.arrays) > MAX_RECORD_ARRAYS:
-        raise ValueError(f"record: {len(record.arrays)} arrays came (allowed: at most {MAX_RECORD_ARRAYS})")
-    paths: set[tuple[str | int, ...]] = set()
-    for array in record.arrays:
-        if array.path in paths:
-            raise ValueError(f"record: two arrays at {array.path}")
-        paths.add(array.path)
-        item_bytes = record_item_bytes(array.dtype)
-        found = _at(record.value, array.path)
-        if array.shape is None:
-            _check_scalar(array.dtype, found)
-            continue
-        _check_extent(array.shape)
-        end = array.offset + math.prod(array.shape) * item_bytes
-        if array.offset < 0 or end > len(record.data) or found is not None:
-            raise ValueError(f"record: the array at {array.path} is not within its {len(record.data)} bytes")
-
-
-def _at(value: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        # As strict as JSON: an index from the end, or into a text, would let two paths mean one place.
-        items: Any
-        if isinstance(key, str):
-            items = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-            is_there = key in items
-        else:
-            items = cast("list[Any]", value) if isinstance(value, list) else []
-            is_there = 0 <= key < len(items)
-        if not is_there:
-            raise ValueError(f"record: nothing is at {path}")
-        value = items[key]
-    return value
-
-
-_SCALARS: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "U": str}
-
-
-def _check_scalar(dtype: str, value: Any) -> None:
-    kind = dtype.lstrip("<>|=")
-    if not isinstance(value, _SCALARS.get(kind[0], ())) or (kind[0] != "b" and isinstance(value, bool)):
-        raise ValueError(f"record: a {type(value).__name__} where a scalar of type {dtype} was due")
-    if kind[0] in "iu":
-        bits = 8 * int(kind[1:])
-        low, high = (0, 2**bits) if kind[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
-        if not low <= value < high:
-            raise ValueError(f"record: {value} does not fit type {dtype}")
 
 
 def check(payload: Payload) -> None:
@@ -425,7 +320,7 @@ def check(payload: Payload) -> None:
         case Media():
             return
         case Record():
-            _check_record(payload)
+            check_record(payload)
         case Tokens(ids=blob):
             if len(blob) % 4:
                 raise ValueError(f"tokens: {len(blob)} bytes are not whole int32 ids")
@@ -461,15 +356,15 @@ def _check_length(payload: Tensor | Image | Video | Codes | Hidden | Latents) ->
         case Image(height=height, width=width, channels=channels):
             if channels not in IMAGE_CHANNELS:
                 raise ValueError(f"image: {channels} channels (allowed: 1, 3, 4)")
-            _check_extent((height, width, channels))
+            check_extent((height, width, channels))
         case Video(time_base_num=num, time_base_den=den):
             if num < 1 or den < 1:
                 raise ValueError(f"video: time base {num}/{den} must be positive")
-            _check_extent((payload.num_frames, payload.height, payload.width, 3))
+            check_extent((payload.num_frames, payload.height, payload.width, 3))
         case Codes(num_frames=num_frames, num_codebooks=num_codebooks, frame_rate_hz=rate):
             if not 0 < rate < math.inf:
                 raise ValueError(f"codes: frame_rate_hz {rate} must be positive and finite")
-            _check_extent((num_frames, num_codebooks))
+            check_extent((num_frames, num_codebooks))
         case _:
             pass  # tensors, hidden states, latents: their shape is checked with their length
     expected = _expected_bytes(payload)

@@ -9,13 +9,13 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from omni_bus.wire.payloads import (
-    MAX_NESTING,
     Blob,
     Record,
     RecordArray,
     ordinary_memory,
-    record_item_bytes,
 )
+from omni_bus.wire.plain import MAX_NESTING
+from omni_bus.wire.record_checks import record_item_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

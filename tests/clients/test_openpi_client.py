@@ -79,6 +79,17 @@ def expected(numbers: range) -> list[Any]:
     return found
 
 
+def served_again(client: WebsocketClientPolicy) -> dict[str, Any]:
+    """Ask until the successor of a lost policy answers."""
+    told: dict[str, Any] = client.infer(observation(0))
+    while told.get("type") == "error":
+        assert told["message"] == "Internal inference error"
+        assert told["code"] in ("stage_lost", "unavailable", "link_broken"), told
+        time.sleep(told.get("retry_after_s", 0.05))
+        told = client.infer(observation(0))
+    return told
+
+
 def test_every_answer_is_the_policys_own_also_after_a_restart(up: Callable[..., Up], port: int) -> None:  # noqa: F811
     truth = expected(range(10))
     for name in ("first", "second"):
@@ -104,16 +115,48 @@ def test_killed_policy_is_told_and_the_same_socket_is_served_again(up: Callable[
     assert client.infer(observation(0))["actions"].shape == (8, 4)
 
     os.kill(deployment.pid_of("policy.0"), signal.SIGKILL)
-    told = client.infer(observation(0))
-    while told.get("type") == "error":
-        assert told["message"] == "Internal inference error"
-        assert told["code"] in ("stage_lost", "unavailable", "link_broken"), told
-        time.sleep(told.get("retry_after_s", 0.05))
-        told = client.infer(observation(0))
+    told = served_again(client)
 
     assert np.allclose(told["actions"], expected(range(1))[0], atol=1e-5)
     assert client.infer({"endpoint": "reset"}) == {"status": "reset successful"}
     assert deployment.stop() == 0
+
+
+HANGING = """
+import threading
+
+from adapters.robot.metaworld import MetaworldPolicy
+
+
+class Hanging(MetaworldPolicy):
+    def infer(self, observations, *, deadline=None, on_step=None):
+        if any("hang" in observation.values for observation in observations):
+            threading.Event().wait()
+        return super().infer(observations, deadline=deadline, on_step=on_step)
+"""
+
+
+def test_hung_policy_is_told_and_replaced_under_the_same_socket(
+    up: Callable[..., Up],  # noqa: F811
+    port: int,
+    environ: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    environ["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environ.get("PYTHONPATH", "")))
+    limits = "step_timeout_s = 1\npolicy_timeout_s = 0.5\n"
+    toml = TOML.replace("PORT", str(port)).replace('"metaworld"', '"hanging:Hanging"')
+    deployment = up(toml.replace("policy_server_config", limits + "policy_server_config"), *QUIET)
+    deployment.wait_for("ready")
+    client = WebsocketClientPolicy(f"ws://127.0.0.1:{port}/v1/realtime/robot/openpi")
+
+    assert client.infer(observation(0) | {"hang": True})["code"] == "deadline_exceeded"
+    told = served_again(client)
+
+    assert np.allclose(told["actions"], expected(range(1))[0], atol=1e-5)
+    assert deployment.stop() == 0
+    told_of = [event for event in deployment.events if event.get("process") == "policy.0"]
+    assert len({event["pid"] for event in told_of if "pid" in event}) == 2
 
 
 def test_chunks_are_dealt_out_and_frames_are_the_clients_own_bytes(up: Callable[..., Up], port: int) -> None:  # noqa: F811

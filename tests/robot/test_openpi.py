@@ -338,6 +338,8 @@ BAD: list[tuple[Any, str]] = [
     (_array("|V8", [1]), "message: dtype '|V8' came"),
     (_array("<f4", [3]), "message: an array of shape [3] and type <f4 has 8 bytes (allowed: 12)"),
     (_array("<f4", [-2]), "message: an array of shape [-2] (allowed: sides of 0 or more)"),
+    (_array("<U999999999", [0], b""), "message: dtype '<U999999999' came"),
+    (_array("<U2", [1], b"\0\0\x11\0" * 2), "state: text came that is none (allowed: Unicode)"),
     ({"state": np.array([np.nan], np.float32)}, "state: NaN or infinity came (allowed: finite numbers)"),
     ({"state": np.zeros((2, 2))}, "state: shape (2, 2) of type float64 came (allowed: a vector of any number"),
     ({"state": "x"}, "state: shape () of type <U1 came"),
@@ -345,6 +347,7 @@ BAD: list[tuple[Any, str]] = [
     ({"image": np.zeros((8, 8, 3), np.int64)}, "image: type int64 came"),
     ({"image": b"\xff\xd8"}, "image: a bytes came"),
     ({"prompt": 5}, "prompt: a int came (allowed: text)"),
+    ({"prompt": "x" * 16_385}, "prompt: 16385 characters came (allowed: at most 16384)"),
     ({"session_id": [1]}, "session_id: a list came (allowed: text)"),
     ({"session_id": "x" * 257}, "session_id: 257 characters came (allowed: at most 256)"),
     ({"session_id": np.zeros(2)}, "session_id: an array came (allowed: a plain value)"),
@@ -539,6 +542,25 @@ async def test_beyond_capacity_the_client_is_told_and_closed_until_one_is_free()
         await until(lambda: not deployment.gateway.client.requests)
         async with robot(deployment) as client:
             await client.infer()
+
+
+async def test_client_that_waits_for_a_place_is_heard_meanwhile() -> None:
+    async with serving(pipeline="max_in_flight = 1") as deployment:
+        address = f"ws://127.0.0.1:{deployment.port}{ROUTE}"
+        requests = deployment.gateway.client.requests
+        async with robot(deployment):
+            async with connect(address) as second:
+                await (await second.ping())
+                await until(lambda: len(requests) == 2)
+            await until(lambda: len(requests) == 1)  # who leaves gives up the wait
+            third = await connect(address)
+            await until(lambda: len(requests) == 2)
+        assert "action_horizon" in await Robot(third).hear()
+        async with connect(address) as fourth:
+            await until(lambda: len(requests) == 2)
+            deployment.gateway.gateway.draining.set()
+            assert await Robot(fourth).closed() == (1013, "the server is stopping")
+        await third.close()
 
 
 async def test_client_that_leaves_while_the_policy_runs_frees_its_place() -> None:

@@ -43,7 +43,8 @@ from omni_bus.wire.frames import (
     Submit,
     Welcome,
 )
-from omni_bus.wire.payloads import MAX_NESTING, Blob, Json, Media, Record, Tensor, Text, Tokens, Unreadable, check
+from omni_bus.wire.payloads import Blob, Json, Media, Record, Tensor, Text, Tokens, Unreadable, check
+from omni_bus.wire.plain import MAX_NESTING
 from omni_bus.wire.records import unpack
 
 if TYPE_CHECKING:

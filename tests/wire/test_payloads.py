@@ -15,7 +15,6 @@ from omni_bus.wire.payloads import (
     DTYPE_BYTES,
     HEADER_BYTES,
     KINDS,
-    MAX_DIMENSIONS,
     PAYLOAD_TYPES,
     Audio,
     Blob,
@@ -33,10 +32,10 @@ from omni_bus.wire.payloads import (
     Tokens,
     Video,
     check,
-    check_plain,
     kind_of,
     size_of,
 )
+from omni_bus.wire.plain import MAX_DIMENSIONS, check_plain
 
 
 def zeros(num_bytes: int) -> Blob:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,6 +15,7 @@ from omni_bus.errors import InputTooLarge
 from omni_bus.wire.codec import Codec
 from omni_bus.wire.frames import Chunk
 from omni_bus.wire.payloads import MAX_IN_HEADER_BYTES, Record, charge, check
+from omni_bus.wire.record_checks import record_item_bytes
 from omni_bus.wire.records import ALIGNMENT, pack, unpack
 
 dtypes = st.sampled_from(["|b1", "|u1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<U3", "|S2"])
@@ -54,6 +55,20 @@ def test_every_value_crosses_the_bus_and_comes_back(value: Any) -> None:
     found = unpack(frame.payload)
 
     assert same(value, found)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.from_regex(r"[<>|=]?[?bBiufcSUVOmM][0-9]{0,10}", fullmatch=True))
+@example("<U99999999")
+@example("<U999999999")
+@example("|S999999999")
+def test_numpy_has_every_type_that_passes_and_in_that_size(dtype: str) -> None:
+    try:
+        num_bytes = record_item_bytes(dtype)
+    except ValueError:
+        return
+
+    assert np.dtype(dtype).itemsize == num_bytes
 
 
 def test_arrays_come_back_writable_aligned_and_of_the_machines_order() -> None:

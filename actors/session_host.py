@@ -187,7 +187,7 @@ class SessionHost:
     # --- what models say --------------------------------------------------------------------------------------
 
     def on_vad(self, stream: int, kind: Any, at_ms: float, heard_ms: float) -> None:
-        """Speech begins or ends."""
+        """Speech begins, pauses or ends."""
         self.perform(self.core.on_vad(stream, kind, at_ms, heard_ms, self.now))
 
     def on_judged(self, pause: int, score: float) -> None:

@@ -18,7 +18,7 @@ from omni_bus.core.session.config import ServerVad
 from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
 from omni_bus.core.session.input_buffer import RATE_HZ
 from omni_bus.core.session.server_events import InputTokens, OutputTokens, ResponseUsage
-from omni_bus.core.session.turns import candidate_ms
+from omni_bus.core.session.turns import CANDIDATE_MS, candidate_ms
 from omni_bus.errors import BadFrame, OmniBusError, StageFailed
 from omni_bus.media.decode import ImageRequest, decode
 from omni_bus.media.inline import decode_data_url_blocking
@@ -158,6 +158,7 @@ class Detector(Asking):
             "threshold": min(0.99, max(0.01, detection.threshold)),
             "min_speech_ms": detection.min_speech_duration_ms,
             "min_silence_ms": max(32, candidate_ms(self._config)),
+            "pause_ms": CANDIDATE_MS,
         }
         (port,) = [name for name in SPEECH if name in self.pipeline.outputs][:1]
         async with await self._submit((port,), self._honoured(wanted)) as request:

@@ -62,6 +62,9 @@ class SessionsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of sessions that set none."""
     voice: str | None = None
     """Of sessions that set none; by default the voice's own."""
+    transcribes_pauses: bool = True
+    """Ask `asr` for a turn's words as soon as the user pauses, not only when the turn is over: answers come sooner, and
+    pauses in the midst of a turn cost `asr` work for nothing."""
     max_sessions: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """Of one replica, those included whose client is away."""
     output_lead_ms: Annotated[float, Meta(ge=100, le=60_000)] = 2000.0
@@ -216,7 +219,10 @@ class Sessions(StreamingEngine):
             capabilities=capabilities_of(self._pipelines, options.max_sessions),
             new_token=lambda: secrets.token_urlsafe(32),
             limits=Limits(
-                grace_s=options.grace_s, idle_ttl_s=options.idle_ttl_s, max_duration_s=options.max_duration_s
+                transcribes_pauses=options.transcribes_pauses,
+                grace_s=options.grace_s,
+                idle_ttl_s=options.idle_ttl_s,
+                max_duration_s=options.max_duration_s,
             ),
         )
         host = SessionHost(

@@ -31,7 +31,7 @@ ADAPTERS: dict[str, str] = {
     "synthetic-vad": "adapters.synthetic_ears:SyntheticVad",
     "synthetic-asr": "adapters.synthetic_ears:SyntheticAsr",
     "synthetic-image": "adapters.synthetic:SyntheticImage",
-    "synthetic-video": "adapters.synthetic:SyntheticVideo",
+    "synthetic-video": "adapters.synthetic_video:SyntheticVideo",
     "synthetic-actions": "adapters.synthetic_actions:SyntheticActions",
     "synthetic-relay": "adapters.synthetic:SyntheticRelay",
 }

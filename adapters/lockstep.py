@@ -1,7 +1,8 @@
 """State of many streams that advance together, a row of each tensor for each stream.
 
 Every call computes all rows, also those of no stream, so shapes never change and a row has the same numbers whoever is
-beside it. Which rows count is said by a mask: the others keep their state.
+beside it. Which rows count is said by a mask: the others keep their state. State stays where it is in memory, and no
+call waits for the device, so that a GPU can replay calls as a graph.
 """
 
 from __future__ import annotations
@@ -61,6 +62,39 @@ class RingCache:
         for all_, new in zip(held, (keys, values), strict=True):
             all_[self._rows, :, places] = new.transpose(1, 2)
         return held
+
+
+class GrowingCache:
+    """Keys and values of a few positions, as the cache object of transformers' attention layers.
+
+    Its own holds numbers on the CPU, which it copies to a device at each beginning.
+
+    Args:
+        window: positions that one sees, itself included.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._num_seen = 0
+
+    def get_seq_length(self) -> int:
+        """Return how many positions came, by the name that transformers' models know."""
+        return self._num_seen
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append what is new, each (rows, kv_heads, positions, head_dim), and return what is seen."""
+        import torch
+
+        if layer_idx == 0:
+            self._num_seen += keys.shape[2]
+        if layer_idx in self._layers:
+            old_keys, old_values = self._layers[layer_idx]
+            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+        self._layers[layer_idx] = keys[:, :, -self._window :], values[:, :, -self._window :]
+        return self._layers[layer_idx]
 
 
 class ConvStreams:
@@ -135,7 +169,7 @@ class ConvStreams:
         if layer.pad_mode == "replicate":
             before = torch.where(fresh, values[..., :1], before)
         joined = torch.cat([before, values], dim=2)
-        self._states[layer] = torch.where(active, joined[..., joined.shape[2] - self._sizes[layer] :], before)
+        self._states[layer].copy_(torch.where(active, joined[..., joined.shape[2] - self._sizes[layer] :], before))
         return layer.conv(joined)
 
     def _transpose(self, layer: Any, values: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
@@ -146,5 +180,5 @@ class ConvStreams:
         sums[..., :size] += before
         end = sums.shape[2] - size
         rest = sums[..., end:] if layer.conv.bias is None else sums[..., end:] - layer.conv.bias[None, :, None]
-        self._states[layer] = torch.where(active, rest, before)
+        before.copy_(torch.where(active, rest, before))
         return sums[..., :end]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.lockstep import ConvStreams, RingCache
+from adapters.lockstep import ConvStreams, GrowingCache, RingCache
+from adapters.recorded import Recorded
 
 if TYPE_CHECKING:
     import torch
@@ -92,16 +93,31 @@ class MoshiStreams:
         self._bos_text, self._bos_code = int(config.vocab_size), int(config.audio_vocab_size)
         window = int(config.sliding_window or config.max_position_embeddings)
         self._ring = RingCache(num_rows, window, 1, device)
+        self.longest_prompt = window // 2
+        """Frames that may have been said before a conversation: the other half is left for it."""
         longs = {"dtype": torch.long, "device": device}
         self._num_read = torch.zeros(num_rows, **longs)
         self._hidden = torch.zeros((num_rows, config.hidden_size), dtype=model.dtype, device=device)
         self._logits = torch.zeros((num_rows, config.vocab_size), dtype=model.dtype, device=device)
         self._text = torch.zeros(num_rows, **longs)
         self._codes = torch.zeros((num_rows, self._num_codebooks), **longs)
+        """The first code of the model's next frame, and the others of its last one."""
         self._late = torch.zeros((num_rows, self._num_codebooks - 1), **longs)
         """Codes of the user's last frame that are read with the next one."""
         self._settings = torch.zeros((num_rows, 4), device=device)
         self._only = torch.eye(num_rows, dtype=torch.bool, device=device)
+        self._nobody = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self._reads, self._speaks = Recorded(self._read), Recorded(self._speak)
+
+    def record(self) -> None:
+        """Have a GPU remember what `begin`, `prime` and `start` do."""
+        frame = self._codes
+        self._reads.record(self._text, frame[:, :1], frame, self._nobody)
+        self._speaks.record(self._nobody, self.silent_noise())
+
+    def silent_noise(self) -> torch.Tensor:
+        """Return noise for rows that draw nothing, (rows, 1 + codebooks, candidates)."""
+        return self._settings.new_zeros((len(self._only), 1 + self._num_codebooks, MAX_TOP_K))
 
     def noise(self, generator: torch.Generator) -> torch.Tensor:
         """Draw what a conversation needs for one frame: (1 + codebooks, candidates) uniform numbers."""
@@ -109,27 +125,45 @@ class MoshiStreams:
 
         return torch.rand((1 + self._num_codebooks, MAX_TOP_K), generator=generator)
 
-    def begin(self, row: int, settings: dict[str, float], noise: torch.Tensor) -> int:
-        """Begin a conversation in a row.
+    def begin(self, row: int, settings: dict[str, float]) -> None:
+        """Begin a conversation in a row; `prime` may follow, then `start`.
 
         Args:
             row: a free one.
             settings: the keys of `DEFAULTS`.
-            noise: of `noise`.
-
-        Returns:
-            The first text token.
         """
         import torch
 
-        active = self._only[row]
         self._settings[row] = torch.tensor([settings[name] for name in DEFAULTS], device=self._settings.device)
         self._num_read[row] = 0
-        self._late[row] = self._bos_code
-        text = torch.where(active, self._bos_text, self._text)
-        codes = torch.where(active[:, None], self._bos_code, self._codes)
-        self._read(text, codes, codes, active)
-        self._speak(active, noise.expand(len(self._only), -1, -1))
+        self._late[row] = self._codes[row] = self._bos_code
+        frame = torch.full_like(self._codes, self._bos_code)
+        self._reads(torch.full_like(self._text, self._bos_text), frame[:, :1], frame, self._only[row])
+
+    def prime(self, text: torch.Tensor, said: torch.Tensor, heard: torch.Tensor, active: torch.Tensor) -> None:
+        """Read a frame as if it had been said and heard, before `start`.
+
+        Args:
+            text: its text tokens, (rows,).
+            said: the model's codes, (rows, codebooks).
+            heard: the user's codes, (rows, codebooks).
+            active: rows that this is about, bool, (rows,).
+        """
+        import torch
+
+        self._reads(text, said[:, :1], heard, active)
+        self._codes.copy_(torch.where(active[:, None], said, self._codes))
+
+    def start(self, row: int, noise: torch.Tensor) -> int:
+        """Begin to speak, after what was primed; returns the first text token.
+
+        Args:
+            row: of the conversation.
+            noise: of `noise`.
+        """
+        others = self._codes[row, 1:].clone()
+        self._speaks(self._only[row], noise.to(self._settings.device).expand(len(self._only), -1, -1))
+        self._codes[row, 1:] = others  # of a frame that is over, or of none
         return int(self._text[row])
 
     def step(self, heard: torch.Tensor, active: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,23 +175,24 @@ class MoshiStreams:
             noise: of `noise` for each row, (rows, 1 + codebooks, candidates).
 
         Returns:
-            The next text tokens, (rows,), and the codes of the frame that is complete, (rows, codebooks).
+            The next text tokens, (rows,), and the codes of the frame that is complete, (rows, codebooks); for active
+            rows only.
         """
         import torch
 
-        first = self._codes[:, :1]
-        others = torch.where((self._num_read == 1)[:, None], self._bos_code, self._codes[:, 1:])
-        said = torch.cat([first, others], dim=1)
-        self._read(self._text, said, torch.cat([heard[:, :1], self._late], dim=1), active)
-        self._late = torch.where(active[:, None], heard[:, 1:], self._late)
+        first = self._codes[:, :1].clone()
+        self._read(self._text, first, heard, active)
         self._speak(active, noise)
-        return self._text, torch.cat([first, self._codes[:, 1:]], dim=1)
+        codes = torch.cat([first, self._codes[:, 1:]], dim=1)
+        return self._text.clone(), codes * active[:, None]  # others may hold what no codec knows
 
-    def _read(self, text: torch.Tensor, said: torch.Tensor, heard: torch.Tensor, active: torch.Tensor) -> None:
+    def _read(
+        self, text: torch.Tensor, first: torch.Tensor, heard: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """Run the main model over one position of each row."""
         import torch
 
-        codes = torch.cat([said, heard], dim=1)
+        codes = torch.cat([first, self._codes[:, 1:], heard[:, :1], self._late], dim=1)
         embedded: Any = sum(embed(codes[:, k]) for k, embed in enumerate(self._model.embed_tokens))
         embedded = embedded + self._model.decoder.model.embed_tokens(text)
         self._ring.begin(self._num_read)
@@ -169,28 +204,33 @@ class MoshiStreams:
             use_cache=True,
         )
         hidden = output.last_hidden_state[:, 0]
-        self._hidden = torch.where(active[:, None], hidden, self._hidden)
-        self._logits = torch.where(active[:, None], self._model.decoder.lm_head(hidden), self._logits)
+        self._hidden.copy_(torch.where(active[:, None], hidden, self._hidden))
+        self._logits.copy_(torch.where(active[:, None], self._model.decoder.lm_head(hidden), self._logits))
+        self._late.copy_(torch.where(active[:, None], heard[:, 1:], self._late))
         self._num_read += active
+        return ()
 
-    def _speak(self, active: torch.Tensor, noise: torch.Tensor) -> None:
+    def _speak(self, active: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Choose the next text token and with the depth decoder, code by code, what goes with it."""
         import torch
-        from transformers import DynamicCache
 
         depth = self._model.depth_decoder
-        noise = noise.to(self._hidden.device)
         text = token = _chosen(self._logits, self._settings[:, :2], noise[:, 0])
-        cache = DynamicCache(config=depth.config)
+        cache = GrowingCache(int(depth.config.sliding_window))
         codes: list[torch.Tensor] = []
-        for k in range(self._num_codebooks):
+        for k, embed in enumerate([depth.text_embed_tokens, *depth.embed_tokens]):
             output = depth(
-                input_ids=token[:, None], last_hidden_state=self._hidden[:, None], cache=cache, use_cache=True
+                input_ids=token[:, None],  # for their number; it would wait for the device to embed them itself
+                inputs_embeds=embed(token[:, None]),
+                last_hidden_state=self._hidden[:, None],
+                cache=cache,
+                use_cache=True,
             )
             token = _chosen(output.logits[:, 0], self._settings[:, 2:], noise[:, 1 + k])
             codes.append(token)
-        self._text = torch.where(active, text, self._text)
-        self._codes = torch.where(active[:, None], torch.stack(codes, dim=1), self._codes)
+        self._text.copy_(torch.where(active, text, self._text))
+        self._codes.copy_(torch.where(active[:, None], torch.stack(codes, dim=1), self._codes))
+        return ()
 
 
 def _chosen(logits: torch.Tensor, settings: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ class SileroVadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     threshold: Annotated[float, Meta(gt=0, lt=1)] | None = None
     min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     min_silence_ms: Annotated[int, Meta(ge=32, le=60_000)] | None = None
+    pause_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None
     pad_ms: Annotated[int, Meta(ge=0, le=10_000)] | None = None
 
 
@@ -53,7 +54,8 @@ class SileroVad(StreamingEngine):
 
     Out come, on `segments`, ``{"start", "end"}`` in seconds, each as soon as its end is certain; and on `speech`
     ``{"type": "start" | "end", "at", "heard"}`` as soon as either is: when it was, and how much had been heard when
-    that was known, in seconds. Segments are padded, `speech` is not.
+    that was known, in seconds; with `pause_ms` also ``"pause"``, and ``"resume"`` where no end follows it. Segments are
+    padded, `speech` is not.
     """
 
     accepts: ClassVar[dict[str, str]] = {"audio": "audio"}

@@ -35,6 +35,9 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_silence_ms: Annotated[int, Meta(ge=32, le=60_000)] = 500
     """Shorter silence parts no segments."""
 
+    pause_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    """Silence of this length is told on `speech` as a pause, where it is shorter than `min_silence_ms`; 0: none is."""
+
     max_speech_s: Annotated[float, Meta(ge=5, le=3600)] = 28.0
     """Longer speech is parted; Whisper looks at 30 seconds."""
 
@@ -62,6 +65,8 @@ class Segmenter:
         """Whether that is certain to be speech."""
         self._silence: int | None = None
         """Frame from which on nobody spoke."""
+        self._is_paused = False
+        """Whether that was told."""
         self._probabilities: list[float] = []
         """Of the frames since then."""
         self._last_end_s = 0.0
@@ -76,12 +81,16 @@ class Segmenter:
             self._silence = None
             if self._start is None:
                 self._start = frame
+            if self._is_paused:
+                self._is_paused = False
+                yield self._event("resume", frame * FRAME_S)
         elif self._start is not None and probability < self._lower and self._silence is None:
             self._silence = frame
         if self._start is None:
             return
         self._probabilities.append(probability)
         yield from self._tell_start()
+        yield from self._tell_pause(frame)
         if self._silence is not None and (frame + 1 - self._silence) * FRAME_S * 1000 >= self._options.min_silence_ms:
             yield from self._end(self._silence * FRAME_S, self._num_frames * FRAME_S)
         elif self._silence is None and len(self._probabilities) * FRAME_S >= self._options.max_speech_s:
@@ -99,11 +108,19 @@ class Segmenter:
             self._is_told = True
             yield self._event("start", self._start * FRAME_S)
 
+    def _tell_pause(self, frame: int) -> Iterator[Speech]:
+        if self._silence is None or not self._is_told or self._is_paused:
+            return
+        pause_ms = self._options.pause_ms
+        if 0 < pause_ms < self._options.min_silence_ms and (frame + 1 - self._silence) * FRAME_S * 1000 >= pause_ms:
+            self._is_paused = True
+            yield self._event("pause", self._silence * FRAME_S)
+
     def _end(self, end_s: float, heard_s: float) -> Iterator[Speech]:
         """Close a segment; what follows it is silent until `heard_s` at least."""
         assert self._start is not None
         start_s, is_told = self._start * FRAME_S, self._is_told
-        self._start, self._silence, self._is_told = None, None, False
+        self._start, self._silence, self._is_told, self._is_paused = None, None, False, False
         self._probabilities.clear()
         if not is_told:
             return

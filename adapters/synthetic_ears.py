@@ -34,6 +34,8 @@ class VadOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_fie
     """So much must be loud before it is speech."""
     min_silence_ms: Milliseconds = 500
     """So much must be quiet before it is over."""
+    pause_ms: Milliseconds = 0
+    """Quiet of this length is told as a pause, where it is shorter; 0: none is."""
     loudness: Loudness = 0.02
     """Root mean square, of full scale, from which on a frame is loud."""
 
@@ -43,11 +45,15 @@ class VadParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     min_speech_ms: Milliseconds | None = None
     min_silence_ms: Milliseconds | None = None
+    pause_ms: Milliseconds | None = None
     loudness: Loudness | None = None
 
 
 class SyntheticVad(SyntheticStream):
-    """Says ``{"type": "start" | "end", "at", "heard"}``, in seconds, as soon as it is certain of either."""
+    """Says ``{"type": "start" | "end", "at", "heard"}``, in seconds, as soon as it is certain of either.
+
+    With `pause_ms` also ``"pause"``, and ``"resume"`` where no end follows it.
+    """
 
     accepts: ClassVar[dict[str, str]] = {"audio": "audio"}
     emits: ClassVar[dict[str, str]] = {"speech": "json"}
@@ -58,7 +64,7 @@ class SyntheticVad(SyntheticStream):
         """Take sound and listen to it, frame by frame."""
         plan: VadOptions = plan_of(self.options, request.params)
         heard_s = changed_at = 0.0
-        is_speech = False
+        is_speech = is_paused = False
         rest = b""
         with Progress(self._workload, plan) as progress:
             async for piece in inputs.port("audio"):
@@ -73,9 +79,16 @@ class SyntheticVad(SyntheticStream):
                     if is_loud == is_speech:
                         changed_at = heard_s + FRAME_S
                     heard_s += FRAME_S
+                    quiet_ms = (heard_s - changed_at) * 1000 + 1e-6
+                    if is_paused and is_loud:
+                        is_paused = False
+                        yield "speech", Json({"type": "resume", "at": heard_s - FRAME_S, "heard": heard_s})
+                    elif is_speech and not is_paused and 0 < plan.pause_ms <= min(quiet_ms, plan.min_silence_ms - 1):
+                        is_paused = True
+                        yield "speech", Json({"type": "pause", "at": changed_at, "heard": heard_s})
                     needed_ms = plan.min_silence_ms if is_speech else plan.min_speech_ms
                     if (heard_s - changed_at) * 1000 >= needed_ms - 1e-6 and is_loud != is_speech:
-                        is_speech = is_loud
+                        is_speech, is_paused = is_loud, False
                         value = {"type": "start" if is_speech else "end", "at": changed_at, "heard": heard_s}
                         changed_at = heard_s
                         if "speech" in request.outputs:

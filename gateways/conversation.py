@@ -21,7 +21,7 @@ from omni_bus.media.sound import Resampler, floats_of
 from omni_bus.wire.payloads import Audio, Blob, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from aiohttp import WSMessage, web
 
@@ -181,8 +181,22 @@ class Dialect(ABC):
         return message if message.type in (WSMsgType.TEXT, WSMsgType.BINARY) else None
 
 
-async def converse(call: Request, dialect: Dialect, microphone: Microphone, *, idle_timeout_s: float) -> bool:
+async def converse(
+    call: Request,
+    dialect: Dialect,
+    microphone: Microphone,
+    *,
+    idle_timeout_s: float,
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> bool:
     """Serve a conversation until the client closes or the pipeline ends it; returns whether the pipeline did.
+
+    Args:
+        call: the conversation on the bus.
+        dialect: of the client.
+        microphone: for the client's sound.
+        idle_timeout_s: for which the client may send nothing.
+        begin: called before the pipeline's first output, be it empty.
 
     Raises:
         Problem, OmniBusError: why it ends otherwise.
@@ -198,8 +212,12 @@ async def converse(call: Request, dialect: Dialect, microphone: Microphone, *, i
         return False
 
     async def write() -> bool:
+        nonlocal begin
         loudspeaker = Loudspeaker()
         async for event in call:
+            if begin is not None:
+                await begin()
+                begin = None
             if not isinstance(event, Item):
                 continue
             match event.payload:

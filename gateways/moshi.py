@@ -1,11 +1,14 @@
 """The protocols of Moshi and PersonaPlex: ``WS /api/chat`` and ``WS /v1/audio/duplex``.
 
-Any pipeline that hears sound and speaks while it hears can be served, a live conversation for each socket.
+Any pipeline that hears sound and speaks while it hears can be served, a live conversation for each socket. A client
+that names a persona or a voice is told that it is heard when the pipeline says anything at all: engines that must read
+a prompt first send an empty piece of sound once they have.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -166,7 +169,10 @@ class MoshiGateway(HttpGateway):
         outputs = [port for port in (AUDIO, TEXT) if port in pipeline.outputs]
         params = params_of(settings, pipeline)
         async with await self.client.submit(pipeline.name, outputs, params, **terms_of(request)) as call:
-            await dialect.begin(pipeline)
+            begin = functools.partial(dialect.begin, pipeline)
+            is_primed = bool(settings.text_prompt or settings.voice_prompt)
+            if not is_primed:
+                await begin()
             microphone = Microphone(
                 call,
                 max_waiting_s=self._limits.max_waiting_s,
@@ -175,7 +181,13 @@ class MoshiGateway(HttpGateway):
             )
             if dialect.early is not None:
                 await microphone.put(dialect.early)
-            return await converse(call, dialect, microphone, idle_timeout_s=self._limits.idle_timeout_s)
+            return await converse(
+                call,
+                dialect,
+                microphone,
+                idle_timeout_s=self._limits.idle_timeout_s,
+                begin=begin if is_primed else None,
+            )
 
 
 async def _tell(dialect: Dialect, error: Exception) -> None:

@@ -31,6 +31,9 @@ WORDS = frozenset({"text_prompt", "voice_prompt", "model"})
 NAMES = {"text_prompt": "instructions", "voice_prompt": "voice", "text_seed": "seed"}
 """Parameters of stages that the protocol calls otherwise."""
 
+VOICE_FILES = (".pt", ".wav")
+"""What PersonaPlex's clients end the name of a voice with; stages' voices have no such ending."""
+
 Temperature = Annotated[float, Meta(ge=0, le=10, description="a number from 0 to 10")]
 TopK = Annotated[int, Meta(ge=1, le=100_000, description="an integer from 1 to 100000")]
 Seed = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="an integer from -1, which is none, to 2**63 - 1")]
@@ -107,6 +110,23 @@ def params_of(settings: Settings, pipeline: Pipeline) -> dict[str, dict[str, Any
             allowed = "nothing, or an empty string" if isinstance(value, str) else "nothing"
             shown = f"'{value[:40]}'" if isinstance(value, str) else value
             raise BadInput(f"{name}: {shown} came (allowed with '{pipeline.serve_as}': {allowed})", field=name)
+        honoured = _voice(str(value), pipeline) if name == "voice_prompt" else value
         for stage in stages:
-            found.setdefault(stage, {})[parameter] = value
+            found.setdefault(stage, {})[parameter] = honoured
     return found
+
+
+def _voice(name: str, pipeline: Pipeline) -> str:
+    """Return the voice that a file's name means.
+
+    Raises:
+        BadInput: there is no such voice, where it is known which there are.
+    """
+    stem = next((name.removesuffix(end) for end in VOICE_FILES if name.endswith(end)), name)
+    voice = stem if name not in pipeline.voices else name
+    if pipeline.voices and voice not in pipeline.voices:
+        allowed = ", ".join(pipeline.voices)
+        raise BadInput(
+            f"voice_prompt: '{name[:40]}' came (allowed with '{pipeline.serve_as}': {allowed})", field="voice_prompt"
+        )
+    return voice

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from omni_bus.client.realtime import Realtime, connect_realtime
     from omni_bus.client.robot import Robot, connect_robot
     from omni_bus.client.speech_stream import SpeechStream, connect_speech_stream
+    from omni_bus.client.video import LiveVideo, connect_video
 
 __all__ = [
     "BusClient",
@@ -37,6 +38,7 @@ __all__ = [
     "End",
     "EventRefused",
     "Item",
+    "LiveVideo",
     "PlaybackClock",
     "Realtime",
     "Request",
@@ -48,6 +50,7 @@ __all__ = [
     "connect_realtime",
     "connect_robot",
     "connect_speech_stream",
+    "connect_video",
 ]
 
 _MODULES = {
@@ -58,6 +61,7 @@ _MODULES = {
     "realtime": ("Realtime", "connect_realtime"),
     "robot": ("Robot", "connect_robot"),
     "speech_stream": ("SpeechStream", "connect_speech_stream"),
+    "video": ("LiveVideo", "connect_video"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

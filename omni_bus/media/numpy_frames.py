@@ -11,7 +11,6 @@ while it is read: libraries make lists of millions of elements first.
 
 from __future__ import annotations
 
-import copy
 import struct
 from typing import Any, NamedTuple
 
@@ -304,7 +303,7 @@ def _kind(value: Any) -> str:
 
 def encode(record: Record) -> bytes:
     """Return the message that openpi-client's `packb` would make of a record's value, byte for byte."""
-    value = copy.deepcopy(record.value)  # small: arrays aren't in it
+    value = _copied(record.value)
     for leaf in record.arrays:
         marked = _mark(leaf, record, _at(value, leaf.path))
         if not leaf.path:
@@ -312,6 +311,15 @@ def encode(record: Record) -> bytes:
         else:
             _at(value, leaf.path[:-1])[leaf.path[-1]] = marked
     return msgspec.msgpack.encode(value)
+
+
+def _copied(value: Any) -> Any:
+    """Return a value whose maps and lists are new ones: markers are put into them."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value
 
 
 def _mark(leaf: RecordArray, record: Record, found: Any) -> Any:

@@ -279,6 +279,7 @@ class Talk:
                 _need(response_id in self.generating, f"{response_id} is cancelled and was not generated")
                 del self.generating[response_id]
             case done.Transcribe(item_id=item_id):
+                _need(item_id not in self.transcribing, f"{item_id} is written down twice at once")
                 self.transcribing[item_id] = effect
             case done.StopTranscribing(item_id=item_id):
                 del self.transcribing[item_id]
@@ -338,6 +339,16 @@ class Talk:
         """Be a detector that hears speech end."""
         assert self.vad is not None
         return self.take(self.core.on_vad(self.vad, "end", end_ms, self.vad_ms, self.now))
+
+    def pause(self, end_ms: float) -> list[said.AnyServerEvent]:
+        """Be a detector that hears speech pause."""
+        assert self.vad is not None
+        return self.take(self.core.on_vad(self.vad, "pause", end_ms, self.vad_ms, self.now))
+
+    def resume(self, start_ms: float) -> list[said.AnyServerEvent]:
+        """Be a detector that hears speech go on after a pause."""
+        assert self.vad is not None
+        return self.take(self.core.on_vad(self.vad, "resume", start_ms, self.vad_ms, self.now))
 
     def judge(self, score: float) -> list[said.AnyServerEvent]:
         """Be a judge of the latest pause."""

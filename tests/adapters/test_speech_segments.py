@@ -52,6 +52,23 @@ def test_each_is_told_as_soon_as_it_is_certain() -> None:
     assert frames == [("start", 20, 23), ("end", 30, 40)]
 
 
+def test_a_pause_is_told_and_then_its_end_or_that_speech_goes_on() -> None:
+    """A short one is none; an end says the same moment as its pause."""
+    probabilities = [0.9] * 10 + [0.0] * 3 + [0.9] * 10 + [0.0] * 8 + [0.9] * 10 + [0.0] * 20
+
+    events = [speech.value for speech in run(probabilities, pause_ms=160) if speech.port == "speech"]
+
+    frames = [(e["type"], round(e["at"] / FRAME_S), round(e["heard"] / FRAME_S)) for e in events]
+    assert frames == [
+        ("start", 0, 3),
+        ("pause", 23, 28),
+        ("resume", 31, 32),
+        ("pause", 41, 46),
+        ("end", 41, 51),
+    ]
+    assert segments(run(probabilities, pause_ms=160)) == segments(run(probabilities))
+
+
 def test_speech_without_a_pause_is_parted_where_it_is_least_certain() -> None:
     probabilities = [0.9] * 130 + [0.6] + [0.9] * 160 + [0.0] * 20
 

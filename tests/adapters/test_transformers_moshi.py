@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import wave
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny  # type: ignore[import-not-found] (put on the path above)
 
 from adapters.moshi_model import MAX_TOP_K
+from adapters.moshi_prompt import PAUSE
 from adapters.transformers_moshi import MoshiParams, TransformersMoshi
 from omni_bus.engine import EngineRequest, Finished, Output, Starved
-from omni_bus.errors import BadInput, ConfigError, Overloaded, StartFailed
+from omni_bus.errors import BadInput, ConfigError, OmniBusError, Overloaded, StartFailed
 from omni_bus.testing import StepDriver, make_engine
 from omni_bus.wire.payloads import Audio, Blob, Text
 
@@ -42,6 +45,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def engine(folder: str) -> Iterator[TransformersMoshi]:
     """Steps as fast as sound comes."""
     engine = make_engine(TransformersMoshi, {"model": folder, "frame_period_s": 0, "max_num_seqs": 3})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of them: four frames each, and a bit."""
+    found = tmp_path_factory.mktemp("voices")
+    for seed, name in enumerate(("ana", "NATF2")):
+        with wave.open(str(found / f"{name}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE_HZ)
+            samples = np.random.default_rng(seed).standard_normal(FRAME * 4 + 100) * 8000
+            file.writeframes(samples.astype("<i2").tobytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def persona(tmp_path_factory: pytest.TempPathFactory, voices: Path) -> Iterator[TransformersMoshi]:
+    """Looks back far enough for instructions."""
+    folder = tiny.moshi(tmp_path_factory.mktemp("far"), sliding_window=120)
+    engine = make_engine(
+        TransformersMoshi, {"model": folder, "frame_period_s": 0, "max_num_seqs": 3, "voices": str(voices)}
+    )
     yield engine
     engine.close()
 
@@ -229,6 +257,133 @@ def test_abort_ends_a_session_at_once(live: TransformersMoshi) -> None:
     live.abort("kept")
 
 
+PRIMED = {"instructions": "You are Ana.", "voice": "ana"}
+
+
+def test_prompt_is_read_as_the_whole_model_reads_it(persona: TransformersMoshi) -> None:
+    """The state after it, against one forward of transformers over all positions of the three streams."""
+    driver = StepDriver(persona)
+    session = driver.add({}, PRIMED | GREEDY, is_complete=False)
+    frames = persona._prompts.of(**PRIMED)
+    assert frames is not None
+    tone = persona._prompts.tone
+    while persona._sessions[session].prompt is not None:
+        driver.step()
+    row, model = persona._sessions[session].row, persona._model
+    num, last = len(frames.text), int(model.config.audio_vocab_size)
+
+    assert frames.text.tolist()[:10] == [PAUSE] * 10  # four frames of the voice, six of silence
+    assert num == 10 + len("<system> You are Ana. <system>") + 6
+    said, heard = (torch.full((num + 1, 4), last) for _ in range(2))
+    for stream, codes in ((said, frames.said), (heard, tone.expand(num, -1))):
+        stream[1:, 0], stream[2:, 1:] = codes[:, 0], codes[:-1, 1:]
+    text = torch.cat([torch.tensor([model.config.vocab_size]), frames.text])
+    with torch.no_grad():
+        codes = torch.cat([said, heard], dim=1)
+        embedded = sum(embed(codes[:, k]) for k, embed in enumerate(model.embed_tokens))
+        embedded = embedded + model.decoder.model.embed_tokens(text)
+        hidden = model.decoder.model(inputs_embeds=embedded[None]).last_hidden_state[0, -1]
+    np.testing.assert_allclose(persona._moshi._hidden[row].numpy(), hidden.numpy(), atol=1e-5)
+    driver.abort(session)
+
+
+def test_prompt_decides_what_is_said_and_nobody_else_hears_it(persona: TransformersMoshi) -> None:
+    """The same prompt gives the same answer, alone or beside others, primed while they talk; another does not."""
+    sound, driver = noise(10), StepDriver(persona)
+    prompts = ({}, PRIMED, {"voice": "ana"}, {"voice": "NATF2"}, {"instructions": "You are Bo."})
+    alone = [driver.run(driver.add({"audio": [audio(sound)]}, {"seed": 7, **prompt}))[0] for prompt in prompts]
+
+    talking = driver.add({"audio": [audio(sound)]}, {"seed": 7})
+    driver.step()
+    together = [driver.add({"audio": [audio(sound)]}, {"seed": 7, **prompt}) for prompt in (PRIMED, prompts[4])]
+    driver.run(talking, *together)
+
+    assert len({result.pcm for result in alone}) == len(prompts)
+    assert all(len(result.pcm) == 10 * FRAME * 4 for result in alone)
+    assert driver.results[talking].outputs == alone[0].outputs
+    assert [driver.results[id_].outputs for id_ in together] == [alone[1].outputs, alone[4].outputs]
+    assert [driver.results[id_].port("audio")[0].num_frames for id_ in (talking, *together)] == [FRAME, 0, 0]
+
+
+def test_live_session_hears_from_the_end_of_its_prompt_on(voices: Path, tmp_path: Path) -> None:
+    """What came before, it would hear late for ever."""
+    options = {"model": tiny.moshi(tmp_path, sliding_window=120), "max_num_seqs": 1, "voices": str(voices)}
+    engine, sound = make_engine(TransformersMoshi, options), noise(6)
+    driver = StepDriver(engine)
+    session = driver.add({"audio": [audio(noise(2, seed=9))]}, {"seed": 7, "voice": "ana"}, is_complete=False)
+    while not driver.results[session].port("audio"):
+        driver.step()
+    driver.feed(session, "audio", [audio(sound)], is_last=True)
+    [said] = driver.run(session)
+
+    exact = make_engine(TransformersMoshi, options | {"frame_period_s": 0})
+    driver = StepDriver(exact)
+    [expected] = driver.run(driver.add({"audio": [audio(sound)]}, {"seed": 7, "voice": "ana"}))
+    assert said.outputs == expected.outputs
+    engine.close()
+    exact.close()
+
+
+def test_bad_voices_are_named_at_the_start(voices: Path, folder: str, tmp_path: Path) -> None:
+    options = {"model": folder, "max_num_seqs": 1}
+    with pytest.raises(StartFailed, match=r"NATF2.wav' has 0.32 s of sound \(allowed: 0.08 to 0.24 s\)"):
+        make_engine(TransformersMoshi, options | {"voices": str(voices)})
+    with pytest.raises(ConfigError, match=r"voices: '.*' is no folder with WAV files"):
+        make_engine(TransformersMoshi, options | {"voices": str(tmp_path)})
+    (tmp_path / "x.wav").write_bytes(b"no sound")
+    with pytest.raises(StartFailed, match=r"voices: '.*x.wav' can't be read"):
+        make_engine(TransformersMoshi, options | {"voices": str(tmp_path)})
+    assert TransformersMoshi.voices(msgspec.convert(options | {"voices": str(voices)}, TransformersMoshi.Options)) == (
+        "NATF2",
+        "ana",
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"voice": "NATF3"}, r"unknown voice 'NATF3'.*NATF2, ana"),
+        ({"voice": "../ana"}, r"unknown voice '\.\./ana'"),
+        ({"instructions": "x" * 60}, r"instructions: with the voice they take 84 frames \(allowed: 60"),
+    ],
+)
+def test_prompt_that_can_not_be_is_refused_and_takes_no_row(
+    persona: TransformersMoshi, params: dict[str, Any], said: str
+) -> None:
+    driver = StepDriver(persona)
+    for _ in range(4):
+        with pytest.raises(OmniBusError, match=said):
+            driver.add({"audio": [audio(noise(1))]}, params)
+
+
+def test_step_waits_for_no_device_and_keeps_its_state_in_place(engine: TransformersMoshi) -> None:
+    """Else a GPU could not replay it: no number is read back, none is brought from the host."""
+
+    class Ops(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: set[str] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.add(str(func).split(".")[1])
+            return func(*args, **(kwargs or {}))
+
+    moshi, rows = engine._moshi, engine.max_num_seqs
+    held = [*engine._mimi._up._states.values(), moshi._hidden, moshi._logits, moshi._text, moshi._codes, moshi._late]
+    sound, active = torch.zeros(rows, 1, FRAME), torch.ones(rows, dtype=torch.bool)
+    with torch.inference_mode(), Ops() as ops:
+        noise_of_all = moshi.silent_noise()
+        engine._advances(sound, active, noise_of_all)
+        moshi._reads(moshi._text, moshi._codes[:, :1], moshi._codes, active)
+        moshi._speaks(active, noise_of_all)
+
+    waiting = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "lift_fresh", "unique", "item"}
+    assert ops.names >= {"scaled_dot_product_attention", "index_put_"}
+    assert not ops.names & waiting
+    now = [*engine._mimi._up._states.values(), moshi._hidden, moshi._logits, moshi._text, moshi._codes, moshi._late]
+    assert [id(tensor) for tensor in now] == [id(tensor) for tensor in held]
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
@@ -237,7 +392,7 @@ def test_abort_ends_a_session_at_once(live: TransformersMoshi) -> None:
         ({"text_topk": 0}, "text_topk"),
         ({"audio_topk": MAX_TOP_K + 1}, "audio_topk"),
         ({"seed": -1}, "seed"),
-        ({"voice": "NATF2.pt"}, "voice"),
+        ({"instructions": "x" * 10_001}, "instructions"),
     ],
 )
 def test_bad_parameter_is_named(engine: TransformersMoshi, params: dict[str, Any], field: str) -> None:

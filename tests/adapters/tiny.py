@@ -206,8 +206,8 @@ def csm(folder: Path) -> str:
     return str(folder)
 
 
-def moshi(folder: Path) -> str:
-    """Save a Moshi with its Mimi: four codebooks of 32 codes, a main model that looks back 12 frames."""
+def moshi(folder: Path, *, sliding_window: int = 12) -> str:
+    """Save a Moshi with its Mimi: four codebooks of 32 codes, a main model that looks back so many frames."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>", "<pad>"), "</s>")
     config = transformers.MoshiConfig(
@@ -217,7 +217,7 @@ def moshi(folder: Path) -> str:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,
-        sliding_window=12,
+        sliding_window=sliding_window,
         ffn_dim=64,
         num_codebooks=4,
         audio_encoder_config=_mimi(32, 4).to_dict(),

@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+import wave
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +75,24 @@ def speech(num_frames: int, seed: int = 0) -> Any:
     return (np.random.default_rng(seed).standard_normal(num_frames * FRAME) * 0.3).clip(-1, 1).astype("<f4")
 
 
-async def duplex(deployment: Running, sound: Any, seed: int) -> tuple[bytes, str]:
+@pytest.fixture(scope="module")
+def persona(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options of a stage whose model looks back far enough for instructions, with a voice."""
+    folder = tmp_path_factory.mktemp("voices")
+    with wave.open(str(folder / "NATF2.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes((speech(4, seed=5) * 32767).astype("<i2").tobytes())
+    model = tiny.moshi(tmp_path_factory.mktemp("far"), sliding_window=120)
+    return {"model": model, "voices": str(folder), "max_num_seqs": 2, "frame_period_s": 0}
+
+
+async def duplex(deployment: Running, sound: Any, seed: int, **opening: str) -> tuple[bytes, str]:
     """Return what is said to a sound, of `/v1/audio/duplex`."""
     said, text = b"", ""
     async with connect(f"ws://127.0.0.1:{deployment.port}/v1/audio/duplex", compression=None) as socket:
-        await socket.send(json.dumps({"type": "open", "seed": seed}))
+        await socket.send(json.dumps({"type": "open", "seed": seed, **opening}))
 
         async def speak() -> None:
             for start in range(0, len(sound), 3000):
@@ -111,6 +125,28 @@ async def test_duplex_says_what_the_engine_says_alone(folder: str, fast: Running
         assert text == alone.text
         assert text
     engine.close()
+
+
+async def test_persona_and_voice_are_primed_or_refused_by_name(persona: dict[str, Any]) -> None:
+    """By a file's name, as PersonaPlex's clients name voices; others are told what there is, and get no handshake."""
+    stage = "\n".join(f'{key} = "{value}"' for key, value in persona.items() if isinstance(value, str))
+    toml = TOML.replace('model = "FOLDER"', stage).replace("STAGE", "frame_period_s = 0").replace("LEAD", "0.0")
+    sound, who = speech(8), {"persona": "You are Ana", "voice": "NATF2.pt"}
+    async with running(toml) as deployment:
+        plain, primed = await asyncio.gather(duplex(deployment, sound, 1), duplex(deployment, sound, 1, **who))
+        address = f"ws://127.0.0.1:{deployment.port}/api/chat"
+        async with connect(f"{address}?voice_prompt=NATF2.pt&text_prompt=You+are+Ana", compression=None) as socket:
+            assert await socket.recv() == b"\x00"
+        async with connect(f"{address}?voice_prompt=NATF3.pt", compression=None) as socket:
+            refused = await socket.recv()
+
+    driver = StepDriver(make_engine(TransformersMoshi, persona))
+    params = {"seed": 1, "instructions": "You are Ana", "voice": "NATF2"}
+    [alone] = driver.run(driver.add({"audio": [Audio(24_000, 1, "f32", Blob(sound.tobytes()))]}, params))
+    assert primed == (alone.pcm, alone.text)
+    assert len(plain[0]) == len(primed[0])
+    assert plain != primed
+    assert refused == b"\x05voice_prompt: 'NATF3.pt' came (allowed with 'moshi': NATF2)"
 
 
 async def test_chat_speaks_while_the_client_speaks_and_while_it_is_silent(live: Running) -> None:

@@ -469,7 +469,7 @@ SAMPLES: dict[str, Sample] = {
         _prompt("a dog"),
         {"prompt": []},
         {"fps": 0},
-        params={"frames": 5, "frames_per_chunk": 2, "width": 64, "height": 64},
+        params={"num_frames": 5, "frames_per_chunk": 2, "width": 64, "height": 64},
         failing_params=_FAILS,
     ),
     "synthetic-actions": Sample(

@@ -10,7 +10,7 @@ from msgspec import Meta
 from omni_bus.engine import EngineRequest, Inputs, Report, StreamingEngine
 from omni_bus.errors import StageFailed
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Payload, Text
+from omni_bus.wire.payloads import Audio, Blob, Payload, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -35,6 +35,8 @@ class Echo(StreamingEngine):
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         self.seen.append(request.params)
+        if request.params.instructions:
+            yield "audio", Audio(24_000, 1, "f32", Blob(b""))  # they are read
         count = 0
         async for piece in inputs.port("audio"):
             assert isinstance(piece, Audio)

@@ -25,6 +25,8 @@ from omni_bus.core.session.transcripts import Transcripts, untranscribed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from omni_bus.core.session.turns import Heard
+
 SETTLE_S = 2.0
 """Whoever has just said or heard something may go on for so long before a pause is one: by then a client has played
 what it has, and has sent what belongs to what it sent."""
@@ -222,12 +224,12 @@ class SessionCore:
     def on_vad(
         self,
         stream: int,
-        kind: Literal["start", "end"],
+        kind: Heard,
         at_ms: float,
         heard_ms: float,
         now: float,
     ) -> list[Effect]:
-        """A detector hears speech begin or end; see `Listening.on_vad`."""
+        """A detector hears speech begin, pause or end; see `Listening.on_vad`."""
         return self._heard(now, lambda: self._listening.on_vad(stream, kind, at_ms, heard_ms))
 
     def on_judged(self, pause: int, score: float, now: float) -> list[Effect]:

@@ -25,6 +25,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Responses outside the conversation at once."""
     max_transcriptions: int = 8
     """Items that wait to be written down."""
+    transcribes_pauses: bool = True
+    """A turn is written down as soon as it pauses; what was not its end is work for nothing."""
     max_history_characters: int = 100_000
     """Of a prompt; a second of sound counts as 100."""
     journal_bytes: int = 8 * 2**20

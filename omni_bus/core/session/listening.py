@@ -58,6 +58,8 @@ class Listening:
         self._pause: tuple[float, int] | None = None
         """A pause that ends the turn at this time, if it lasts; it began at this position."""
         self._num_pauses = 0
+        self._guess: tuple[str, int] | None = None
+        """The item that is written down in case it is over, and where its speech would have ended."""
         self._speech_ms = 0.0
         """Since the last commit, as far as is known without a detector."""
         self._overlap_ms = 0.0
@@ -161,8 +163,10 @@ class Listening:
 
     # --- what a detector says ---------------------------------------------------------------------------------
 
-    def on_vad(self, stream: int, kind: Literal["start", "end"], at_ms: float, heard_ms: float) -> None:
-        """Speech begins or ends; positions are milliseconds of the detector's stream.
+    def on_vad(self, stream: int, kind: turns.Heard, at_ms: float, heard_ms: float) -> None:
+        """Speech begins, pauses, is resumed or ends; positions are milliseconds of the detector's stream.
+
+        A pause is silence that is too short for an end; detectors need not tell of it, nor that speech is resumed.
 
         Args:
             stream: as in `StartVad`; a former one is ignored.
@@ -176,6 +180,10 @@ class Listening:
         position = self._origin_ms + int(at_ms)
         if kind == "start":
             self._on_speech(detection, position)
+        elif kind == "pause":
+            self._on_maybe_over(detection, position)
+        elif kind == "resume":
+            self._forget_guess()
         elif self.is_speaking:
             self._on_pause(detection, position, began_at=self._shared.now - max(0.0, heard_ms - at_ms) / 1000)
 
@@ -198,6 +206,7 @@ class Listening:
         self._stream = None
         self._vad_retry_at = self._shared.now + RETRY_S
         self._pause = None
+        self._forget_guess()
         error = SessionError(Code.VAD_UNAVAILABLE, message, param="session.audio.input.turn_detection")
         self._shared.outlet.emit(said.ErrorEvent(error=error.detail(None)))
 
@@ -253,6 +262,7 @@ class Listening:
         self._responses.listened_since = None
         if self.is_speaking:
             self._pause = None  # it was no end
+            self._forget_guess()
             return
         self._item_id = self._shared.ids.new("item")
         self._shared.is_user_speaking = True
@@ -271,10 +281,30 @@ class Listening:
             return
         self._pause = (ends_at, position)
         self._num_pauses += 1
+        self._on_maybe_over(detection, position)
         if isinstance(detection, SemanticVad):
             start_ms = max(self._started_ms, self._buffer.end_ms - turns.JUDGED_MS)
             sound = self._buffer.look(start_ms, self._buffer.end_ms)
             self._shared.outlet.do(JudgeTurn(self._num_pauses, sound))
+
+    def _on_maybe_over(self, detection: TurnDetection, position: int) -> None:
+        """The turn's words are wanted soon, if this was all of it."""
+        guess = None if self._item_id is None else (self._item_id, position)
+        if guess is None or guess == self._guess:
+            return
+        self._forget_guess()
+        self._guess = guess
+        sound = self._buffer.look(self._started_ms, self._end_ms(detection, position))
+        self._transcripts.guess(guess[0], sound)
+
+    def _forget_guess(self) -> None:
+        if self._guess is not None:
+            self._transcripts.drop_guess(self._guess[0])
+            self._guess = None
+
+    def _end_ms(self, detection: TurnDetection, position: int) -> int:
+        """Return where a turn ends whose speech ended here: a bit of the silence belongs to it."""
+        return min(self._buffer.end_ms, position + min(200, turns.candidate_ms(detection)))
 
     def _on_silence(self, position: int) -> None:
         """The user's turn is over."""
@@ -283,19 +313,22 @@ class Listening:
         assert item_id is not None
         now = self._shared.now
         speech_end_at = now - max(0, self._buffer.end_ms - position) / 1000
-        end_ms = min(self._buffer.end_ms, position + min(200, turns.candidate_ms(detection)))
+        end_ms = self._end_ms(detection, position)
+        if self._guess != (item_id, position):
+            self._forget_guess()
         self._shared.outlet.emit(said.SpeechStopped(item_id=item_id, audio_end_ms=end_ms))
         try:
             self._commit(
-                lambda: self._buffer.take(self._started_ms, end_ms),
-                said.CommitDetail(is_speech=True),
+                lambda: self._buffer.take(self._started_ms, end_ms), said.CommitDetail(is_speech=True), is_guessed=True
             )
         finally:
             self._end_turn()
         if detection.create_response and self._shared.config.type == "realtime":
             self._answer(item_id, speech_end_at, is_refused_aloud=False)
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, *, keeps_guess: bool = False) -> None:
+        if not keeps_guess:
+            self._forget_guess()
         self._item_id = None
         self._pause = None
         self._shared.is_user_speaking = False
@@ -324,13 +357,13 @@ class Listening:
 
     # --- inside: commits --------------------------------------------------------------------------------------
 
-    def _commit(self, take: Take, detail: said.CommitDetail) -> str:
-        """Turn sound into an item of the user; return its name."""
+    def _commit(self, take: Take, detail: said.CommitDetail, *, is_guessed: bool = False) -> str:
+        """Turn sound into an item of the user; return its name. Its words may have been guessed already."""
         shared = self._shared
         shared.conversation.check_room()
         item_id = self._item_id or shared.ids.new("item")
         audio = take()
-        self._end_turn()
+        self._end_turn(keeps_guess=is_guessed)
         self._speech_ms = 0.0
         shared.turn_id += 1
         shared.signalled = None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
 
 from omni_bus.core.session.config import SemanticVad, TurnDetection
+
+Heard: TypeAlias = Literal["start", "pause", "resume", "end"]
+"""What a detector of speech says. A pause is too short for an end, which may follow; else speech is resumed."""
 
 
 class Patience(Struct, frozen=True):
@@ -37,7 +42,7 @@ JUDGED_MS = 8000
 """Of a turn the last so much is judged: what smart-turn looks at."""
 
 CANDIDATE_MS = 160
-"""A pause of this length is asked about."""
+"""A pause of this length is asked about, and may be the end of the turn."""
 
 
 def candidate_ms(detection: TurnDetection) -> int:

@@ -179,7 +179,12 @@ class Session(RuleBasedStateMachine):
     # --- models, also such as don't know that nobody waits for them any more ----------------------------------
 
     @precondition(lambda self: self.is_open)
-    @rule(kind=st.sampled_from(["start", "end"]), at=MILLISECONDS, late=st.integers(0, 600), is_former=st.booleans())
+    @rule(
+        kind=st.sampled_from(["start", "pause", "resume", "end"]),
+        at=MILLISECONDS,
+        late=st.integers(0, 600),
+        is_former=st.booleans(),
+    )
     def hear(self, kind, at, late, is_former):
         stream = (self.talk.vad or 1) - is_former
         self.take(self.talk.core.on_vad(stream, kind, at, at + late, self.talk.now))

@@ -32,7 +32,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = {"qwen2_5_omni": ("Qwen/Qwen2.5-Omni-7B", "qwen2.5-omni", tiny_omni.qwen2_5)}
 """Configurations, the model that each has, what it is served as, and a tiny one of its kind."""
 
-TALKER = {"max_tokens": 20, "min_tokens": 16, "seed": 1}
+PARAMS = {
+    "omni-thinker": "{ temperature = 0.0, max_tokens = 12 }",
+    "omni-talker": "{ max_tokens = 20, min_tokens = 16, seed = 1 }",
+    "omni-code2wav": "{ seed = 1 }",
+}
 
 
 @pytest.fixture(scope="module", params=list(SHIPPED))
@@ -43,6 +47,8 @@ def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = save(tmp_path_factory.mktemp(name))
     toml = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8")
     assert toml.count(f'"{model}"') == 3
+    for adapter, params in PARAMS.items():
+        toml = toml.replace(f'adapter = "{adapter}"', f'adapter = "{adapter}"\nparams = {params}')
     return toml.replace(f'"{model}"', f'"{folder}"').replace("port = 8000", "port = 0"), served
 
 
@@ -73,10 +79,8 @@ def ask(*parts: Any) -> list[dict[str, Any]]:
 
 
 def fields(served: str, *parts: Any, **more: Any) -> dict[str, Any]:
-    extra: dict[str, Any] = {"sampling_params_list": [{"temperature": 0.0, "max_tokens": 12}, TALKER, {"seed": 1}]}
-    if "voice" in more:
-        extra["voice"] = more.pop("voice")
-    return {"model": served, "messages": ask(*parts), "extra_body": extra, **more}
+    voice = {"extra_body": {"voice": more.pop("voice")}} if "voice" in more else {}
+    return {"model": served, "messages": ask(*parts), **voice, **more}
 
 
 async def test_text_and_speech_stream_together(client: openai.AsyncOpenAI, shipped: tuple[str, str]) -> None:

@@ -210,7 +210,7 @@ class PackedForward:
     def __init__(self, model: Any, pool: KvPool) -> None:
         self._model = model
         self._pool = pool
-        self._cache_argument = _cache_argument(model)
+        self._cache_argument = cache_argument(model)
 
     def __call__(self, pieces: Sequence[Piece], *, is_exact: bool = False) -> torch.Tensor:
         """Append the pieces to their slots.
@@ -250,7 +250,7 @@ class PackedDecoder:
         decoder.set_attn_implementation(ATTENTION)
         self.pool = pool
         self._decoder = decoder
-        self._cache_argument = _cache_argument(decoder)
+        self._cache_argument = cache_argument(decoder)
 
     def __call__(
         self,
@@ -308,7 +308,7 @@ def _cat_zeros(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])])
 
 
-def _cache_argument(model: Any) -> str:
+def cache_argument(model: Any) -> str:
     """Return what `forward` calls the cache: transformers renamed it in the 5.2x releases, model by model."""
     import inspect
 

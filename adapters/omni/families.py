@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.omni.qwen2_5 import Qwen25
+from adapters.omni.qwen3 import Qwen3
 
 if TYPE_CHECKING:
     from adapters.omni.family import Family
     from adapters.transformers_model import ModelLoader
 
-FAMILIES: dict[str, type[Family]] = {"qwen2_5_omni": Qwen25}
+FAMILIES: dict[str, type[Family]] = {"qwen2_5_omni": Qwen25, "qwen3_omni_moe": Qwen3}
 """By ``model_type`` of a checkpoint's ``config.json``."""
 
 

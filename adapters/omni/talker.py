@@ -171,7 +171,7 @@ class OmniTalker(StepEngine):
         report("warming up", 0.0)
         with torch.inference_mode():
             frames = torch.zeros(1, self._talker.num_codebooks, dtype=torch.long, device=loader.device)
-            self._decode([Piece(0, 0, [0])], frames, self._talker.pad[None], torch.zeros(3, 1, dtype=torch.long))
+            self._decode([Piece(0, 0, [0])], frames, self._talker.pad[None], torch.zeros(3, 1))
         report("warming up", 1.0)
 
     # --- requests ---
@@ -253,9 +253,10 @@ class OmniTalker(StepEngine):
     def _take_prompt(self, speaking: _Speaking, payload: Payload) -> None:
         if not isinstance(payload, Tensor):
             raise BadInput(f"prompt_tokens: {kind_of(payload)} came (allowed: tensor)", field="prompt_tokens")
-        if payload.dtype != "int32" or len(payload.shape) != 2 or payload.shape[0] != 4 or speaking.prompt is not None:
-            raise StageFailed(f"a prompt of shape {payload.shape} in {payload.dtype} came (allowed: one of (4, n), int32)")
-        speaking.prompt = to_torch(payload, self._device).long()
+        is_one = len(payload.shape) == 2 and payload.shape[0] == 4 and speaking.prompt is None
+        if payload.dtype != "float32" or not is_one:
+            raise StageFailed(f"a prompt of {payload.shape}, {payload.dtype}, came (allowed: one of (4, n), float32)")
+        speaking.prompt = to_torch(payload, self._device)
 
     def _take_rows(self, speaking: _Speaking, payload: Payload) -> None:
         if not isinstance(payload, Hidden):
@@ -316,7 +317,7 @@ class OmniTalker(StepEngine):
         if speaking.beginning is None:
             try:
                 self._prepare(speaking)
-            except StageFailed as error:
+            except (BadInput, StageFailed) as error:
                 self.abort(speaking.id)
                 return [Failure(speaking.id, error)]
         found = speaking.beginning
@@ -345,7 +346,7 @@ class OmniTalker(StepEngine):
                 f"{self._talker.context_length} (allowed: a shorter prompt, or a longer context_length)"
             )
         speaking.beginning = found
-        speaking.rows = deque(rows[needed:])
+        speaking.rows = deque([*(() if found.rows is None else found.rows), *rows[needed:]])
 
     def _go_on(self, requests: Sequence[_Speaking]) -> list[Event]:
         """Say the next code of requests that have a row for it."""
@@ -376,10 +377,10 @@ class OmniTalker(StepEngine):
             return self._talker.end
         return self._talker.pad
 
-    def _position(self, speaking: _Speaking) -> int:
+    def _position(self, speaking: _Speaking) -> float:
         found = speaking.beginning
         assert found is not None
-        return int(found.positions[0, -1]) + 1 + speaking.num_computed - len(found.embeddings)
+        return float(found.positions[0, -1]) + 1 + speaking.num_computed - len(found.embeddings)
 
     def _say(self, requests: Sequence[_Speaking], states: torch.Tensor) -> list[Event]:
         """Choose the next frame of each request, after states (requests, width)."""

@@ -23,6 +23,8 @@ class Beginning(NamedTuple):
     """(tokens, width of the decoder)."""
     positions: torch.Tensor
     """(3, tokens): in time, height and width."""
+    rows: torch.Tensor | None = None
+    """What it reads of the thinker after that, before rows that haven't come yet: (rows, width)."""
 
 
 class TalkerModel(ABC):
@@ -56,8 +58,11 @@ class TalkerModel(ABC):
 
         Args:
             rows: of the prompt, and the first of the reply: (n + 1, width of the thinker).
-            prompt: ids and positions of the prompt's tokens, (4, n).
+            prompt: ids and positions of the prompt's tokens, (4, n), float32.
             voice: one of `voices`.
+
+        Raises:
+            BadInput: the prompt leaves nothing to speak in.
         """
 
     @abstractmethod

@@ -56,7 +56,7 @@ class EncodedPrompt(NamedTuple):
     embeddings: torch.Tensor
     """(n, width)."""
     positions: torch.Tensor
-    """In time, height and width: (3, n)."""
+    """In time, height and width: (3, n), float32."""
     is_seen: torch.Tensor
     """Which tokens are pictures or clips: bool, (n,)."""
     deeper: Sequence[torch.Tensor]
@@ -100,7 +100,7 @@ class ThinkerForward(PackedForward):
         device = self._embed.weight.device
         ids = torch.tensor([id_ for piece in pieces for id_ in piece.ids], device=device)
         embeddings = self._embed(ids)
-        positions = torch.empty(3, len(ids), dtype=torch.long, device=device)
+        positions = torch.empty(3, len(ids), device=device)
         is_seen = torch.zeros(len(ids), dtype=torch.bool, device=device)
         deeper: list[Sequence[torch.Tensor]] = []
         at = 0
@@ -117,8 +117,8 @@ class ThinkerForward(PackedForward):
                     first, last = int(prompt.is_seen[:begin].sum()), int(prompt.is_seen[:end].sum())
                     deeper.append([layer[first:last] for layer in prompt.deeper])
             else:
-                after = 0 if prompt is None else int(prompt.positions.max()) + 1 - num_prompt
-                positions[:, part] = torch.arange(begin + after, end + after, device=device)
+                after = 0.0 if prompt is None else float(prompt.positions.max()) + 1 - num_prompt
+                positions[:, part] = torch.arange(begin, end, device=device) + after
         arguments: dict[str, Any] = {}
         if is_seen.any():
             arguments["visual_pos_masks"] = with_filling(is_seen, is_exact=is_exact)[None]
@@ -143,8 +143,8 @@ class OmniThinker(TransformersText):
     """A thinker.
 
     On ``hidden`` goes a row for each token of the prompt and of the reply, but for its last token, which it never
-    reads itself; on ``prompt_tokens``, before the first row, the prompt: int32, (4, n), ids and positions in time,
-    height and width.
+    reads itself; on ``prompt_tokens``, before the first row, the prompt: float32, (4, n), ids and positions in time,
+    height and width. Clips can have positions between whole numbers; ids are exact up to 2 to the 24th.
     """
 
     accepts: ClassVar[dict[str, str]] = {"prompt": "json", "images": "image", "audio": "audio", "video": "video"}
@@ -277,7 +277,7 @@ class OmniThinker(TransformersText):
             audio_seqlens=moved(media.num_frames),
             second_per_grids=torch.tensor(media.seconds_per_grid) if media.seconds_per_grid else None,
         )
-        return positions[:, 0].to(torch.long)
+        return positions[:, 0].float()
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request, as the text engine does, and send the talker what it needs of it."""
@@ -298,8 +298,8 @@ class OmniThinker(TransformersText):
     def _prompt_tokens(self, ids: list[int], prompt: EncodedPrompt) -> Payload:
         import torch
 
-        known = torch.tensor([ids], device=prompt.positions.device)
-        return as_tensor(torch.cat([known, prompt.positions]).to(torch.int32), self.context.allocate)
+        known = torch.tensor([ids], dtype=torch.float32, device=prompt.positions.device)
+        return as_tensor(torch.cat([known, prompt.positions]), self.context.allocate)
 
     def abort(self, request: RequestId) -> None:
         """Drop a request; its slot is free at once."""

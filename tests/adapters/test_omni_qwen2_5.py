@@ -6,15 +6,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image as Pillow
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_omni  # type: ignore[import-not-found] (put on the path above)
+from omni_reference import (  # type: ignore[import-not-found] (put on the path above)
+    MIN_CODES,
+    NUM_CODES,
+    NUM_TOKENS,
+    Inputs,
+    to_end,
+)
 from staged import Staged  # type: ignore[import-not-found] (put on the path above)
 
 from adapters.omni.media import clip_patches
@@ -29,28 +34,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-NUM_TOKENS, MIN_CODES, NUM_CODES = 10, 12, 30
-
-RNG = np.random.default_rng(0)
-PICTURE = RNG.integers(0, 255, (56, 84, 3), np.uint8)
-OTHER_PICTURE = RNG.integers(0, 255, (90, 60, 3), np.uint8)
-CLIP = RNG.integers(0, 255, (4, 56, 56, 3), np.uint8)
-SOUND = (RNG.standard_normal(12_000) * 0.1).astype(np.float32)
-LONG_SOUND = (RNG.standard_normal(40_000) * 0.1).astype(np.float32)
-
-QUESTIONS: tuple[tuple[Any, ...], ...] = (
-    ("Hello",),
-    ("Tell me a story about a dragon. " * 4,),
-    (PICTURE, "What is that?"),
-    (SOUND, "What do you hear?"),
-    (CLIP, "What happens?"),
-    ("Both: ", OTHER_PICTURE, SOUND, "And?"),
-    (PICTURE, OTHER_PICTURE, "Which?"),
-    ("你好! ", LONG_SOUND),
-)
-"""Texts, pictures (height, width, 3), clips (frames, height, width, 3) and sounds at 16 kHz."""
-
-
 class Reference:
     """transformers' own `generate`, all questions in one batch.
 
@@ -61,9 +44,8 @@ class Reference:
 
     def __init__(self, folder: str) -> None:
         self.model: Any = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        self._images: Any = transformers.AutoImageProcessor.from_pretrained(folder)
-        self._sound: Any = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        self._inputs = Inputs(folder, 14, lambda n: ((n - 1) // 2 + 1 - 2) // 2 + 1, {"padding": "max_length"})
+        self.questions = self._inputs.questions
         self._codes: list[list[int]] = []
         self.begins: dict[str, torch.Tensor] = {}
         """What the talker's decoder was given first: embeddings, positions and mask."""
@@ -80,54 +62,9 @@ class Reference:
         if not self.begins:
             self.begins = {name: kwargs[name] for name in ("inputs_embeds", "position_ids", "attention_mask")}
 
-    def _inputs(self) -> dict[str, Any]:
-        """Return what `generate` takes, made as the model's own processor makes it."""
-        parts = [part for question in QUESTIONS for part in question if not isinstance(part, str)]
-        pictures = [Pillow.fromarray(part) for part in parts if part.ndim == 3]
-        sounds = [part for part in parts if part.ndim == 1]
-        [clip] = [part for part in parts if part.ndim == 4]
-        seen = self._images(pictures, return_tensors="pt")
-        heard = self._sound(
-            sounds, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt"
-        )
-        frames = heard["attention_mask"].sum(-1)
-        counts = {
-            1: iter((((frames - 1) // 2 + 1 - 2) // 2 + 1).tolist()),
-            3: iter((seen["image_grid_thw"].prod(-1) // 4).tolist()),
-            4: iter([2 * 4 * 4 // 4]),
-        }
-        texts = ["".join(self._written(part, counts) for part in question) for question in QUESTIONS]
-        whole = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts]
-        return {
-            **self._tokenizer(whole, return_tensors="pt", padding=True),
-            # By these names: else they would be given to the talker too, which takes none.
-            "thinker_pixel_values": seen["pixel_values"],
-            "thinker_pixel_values_videos": torch.from_numpy(self._patches(clip)),
-            "image_grid_thw": seen["image_grid_thw"],
-            "video_grid_thw": torch.tensor([[2, 4, 4]]),
-            "video_second_per_grid": torch.tensor([2 * 0.5]),
-            "input_features": heard["input_features"],
-            "feature_attention_mask": heard["attention_mask"],
-        }
-
-    def _written(self, part: Any, counts: dict[int, Iterator[int]]) -> str:
-        if isinstance(part, str):
-            return part
-        begin, pad, end = {
-            1: ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
-            3: ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
-            4: ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
-        }[part.ndim]
-        return begin + pad * next(counts[part.ndim]) + end
-
-    def _patches(self, clip: np.ndarray) -> np.ndarray:
-        """Return a clip's patches: the layout of Qwen2-VL's processor, written out for one that needs no resizing."""
-        frames = (clip / 255 - np.array(self._images.image_mean)) / np.array(self._images.image_std)
-        split = frames.transpose(0, 3, 1, 2).reshape(2, 2, 3, 2, 2, 14, 2, 2, 14)
-        return split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(32, -1).astype(np.float32)
-
     def _generate(self) -> list[tuple[list[int], list[int]]]:
-        inputs = self._inputs()
+        # By this name: else pixels would be given to the talker too, which takes none.
+        inputs = self._inputs.for_generate("thinker_pixel_values")
         ids, _ = self.model.generate(
             **inputs,
             speaker="Ethan",
@@ -139,13 +76,7 @@ class Reference:
             talker_eos_token_id=[tiny_omni.PAD, tiny_omni.END],
         )
         texts = ids[:, inputs["input_ids"].shape[1] :].tolist()
-        return [(_to_end(text), codes) for text, codes in zip(texts, self._codes, strict=True)]
-
-
-def _to_end(ids: list[int]) -> list[int]:
-    """Return a row of a batch without what comes after its end."""
-    end = tiny_omni.SPECIALS.index("<|im_end|>")
-    return ids[: ids.index(end) + 1] if end in ids else ids
+        return [(to_end(text), codes) for text, codes in zip(texts, self._codes, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +98,16 @@ def staged(folder: str) -> Iterator[Staged]:
     talker.close()
 
 
-@pytest.mark.parametrize("index", range(len(QUESTIONS)))
+@pytest.mark.parametrize("index", range(8))
 def test_alone_it_says_what_generate_says(staged: Staged, reference: Reference, index: int) -> None:
-    [answer] = staged.ask(QUESTIONS[index])
+    [answer] = staged.ask(reference.questions[index])
 
     assert (answer.token_ids, answer.codes) == reference.answers[index]
     assert answer.was_early
 
 
 def test_eight_at_once_say_what_each_says_alone(staged: Staged, reference: Reference) -> None:
-    answers = staged.ask(*QUESTIONS)
+    answers = staged.ask(*reference.questions)
 
     assert [(answer.token_ids, answer.codes) for answer in answers] == reference.answers
 
@@ -231,7 +162,7 @@ def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen25Vocoder)
 
 @pytest.mark.parametrize("index", [0, 3, 4, 5])
 def test_talker_begins_as_generate_begins(staged: Staged, reference: Reference, index: int) -> None:
-    [answer] = staged.ask(QUESTIONS[index])
+    [answer] = staged.ask(reference.questions[index])
     rows, prompt = answer.thinker_rows, answer.prompt_tokens
     talker = reference.model.talker
     speaker = reference.model.speaker_map["Ethan"]
@@ -242,7 +173,7 @@ def test_talker_begins_as_generate_begins(staged: Staged, reference: Reference, 
 
     length = len(found)
     assert (found - reference.begins["inputs_embeds"][index, -length:]).abs().max() < 1e-4
-    assert torch.equal(talker_positions(prompt[1:].long()), reference.begins["position_ids"][-3:, index, -length:])
+    assert torch.equal(talker_positions(prompt[1:]), reference.begins["position_ids"][-3:, index, -length:].float())
 
 
 def test_sound_comes_to_as_many_tokens_as_the_encoder_says(reference: Reference) -> None:

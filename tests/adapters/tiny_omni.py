@@ -189,3 +189,136 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64) -> str:
     }
     torch.save(speakers, folder / "spk_dict.pt")
     return str(folder)
+
+
+CODES_3, GROUPS_3 = 64, 16
+"""Qwen3's codes, and how many a frame has."""
+
+
+def qwen3(folder: Path, *, thinker_hidden_size: int = 64) -> str:
+    """Save a Qwen3-Omni: 16 codes a frame, 12.5 frames a second, 1920 samples a frame."""
+    torch.manual_seed(0)
+    words = tokenizer()
+    id_of: Any = words.convert_tokens_to_ids
+    rope = ROPE | {"mrope_interleaved": True}
+    ids = {
+        "audio_token_id": id_of("<|audio_pad|>"),
+        "image_token_id": id_of("<|image_pad|>"),
+        "video_token_id": id_of("<|video_pad|>"),
+        "audio_start_token_id": id_of("<|audio_start|>"),
+        "vision_start_token_id": id_of("<|vision_start|>"),
+    }
+    experts = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
+    audio = {
+        "num_mel_bins": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "d_model": 32,
+        "output_dim": 64,
+        "n_window": 50,
+        "n_window_infer": 200,
+        "downsample_hidden_size": 16,
+        "max_source_positions": 1500,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    text = {
+        "vocab_size": len(words),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": rope,
+        "max_position_embeddings": 4096,
+        "bos_token_id": None,
+        "eos_token_id": id_of("<|im_end|>"),
+        "pad_token_id": id_of("<|endoftext|>"),
+        **experts,
+    }
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
+    talker = {
+        "text_config": {
+            "vocab_size": CODES_3 + 1024,
+            "num_hidden_layers": 2,
+            "rope_parameters": rope,
+            "shared_expert_intermediate_size": 32,
+            "max_position_embeddings": 4096,
+            **small,
+            **experts,
+        },
+        "code_predictor_config": {
+            "vocab_size": CODES_3,
+            "num_hidden_layers": 1,
+            "num_code_groups": GROUPS_3,
+            **small,
+        },
+        "num_code_groups": GROUPS_3,
+        "thinker_hidden_size": thinker_hidden_size,
+        "accept_hidden_layer": 2,
+        "codec_eos_token_id": CODES_3 + 1,
+        "codec_nothink_id": CODES_3 + 2,
+        "codec_think_bos_id": CODES_3 + 3,
+        "codec_think_eos_id": CODES_3 + 4,
+        "codec_pad_id": CODES_3 + 5,
+        "codec_bos_id": CODES_3 + 6,
+        "speaker_id": {"ethan": CODES_3 + 7, "chelsie": CODES_3 + 8},
+        "spatial_merge_size": 2,
+        **ids,
+    }
+    code2wav = {
+        "codebook_size": CODES_3,
+        "num_quantizers": GROUPS_3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 12,
+        "decoder_dim": 32,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+    }
+    config = transformers.Qwen3OmniMoeConfig(
+        thinker_config={
+            "audio_config": audio,
+            "vision_config": vision,
+            "text_config": text,
+            "user_token_id": id_of("user"),
+            "audio_end_token_id": id_of("<|audio_end|>"),
+            "vision_end_token_id": id_of("<|vision_end|>"),
+            **ids,
+        },
+        talker_config=talker,
+        code2wav_config=code2wav,
+        enable_audio_output=True,
+        im_start_token_id=id_of("<|im_start|>"),
+        im_end_token_id=id_of("<|im_end|>"),
+        tts_pad_token_id=id_of("<tts_pad>"),
+        tts_bos_token_id=id_of("<tts_text_bos>"),
+        tts_eos_token_id=id_of("<tts_text_eod>"),
+        system_token_id=id_of("system"),
+        user_token_id=id_of("user"),
+        assistant_token_id=id_of("assistant"),
+    )
+    model = transformers.Qwen3OmniMoeForConditionalGeneration(config)
+    tiny.enliven(model.thinker)
+    tiny.enliven(model.talker)
+    tiny.enliven(model.code2wav)
+    tiny.enliven(model.code2wav.decoder, gain=0.75)
+    model.generation_config.eos_token_id = id_of("<|im_end|>")
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    _save_processors(folder, 16, 128)
+    return str(folder)

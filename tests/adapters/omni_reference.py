@@ -62,34 +62,40 @@ class Inputs:
         self._images: Any = transformers.AutoImageProcessor.from_pretrained(folder)
         self._sound: Any = transformers.AutoFeatureExtractor.from_pretrained(folder)
 
-    def for_generate(self, pixels: str) -> dict[str, Any]:
-        """Return the arguments; `pixels` is what those of pictures are called."""
-        parts = [part for question in self.questions for part in question if not isinstance(part, str)]
+    def for_generate(self, pixels: str, questions: tuple[tuple[Any, ...], ...]) -> dict[str, Any]:
+        """Return the arguments for a batch of questions; `pixels` is what those of pictures are called."""
+        parts = [part for question in questions for part in question if not isinstance(part, str)]
         pictures = [Pillow.fromarray(part) for part in parts if part.ndim == 3]
         sounds = [part for part in parts if part.ndim == 1]
-        [clip] = [part for part in parts if part.ndim == 4]
-        seen = self._images(pictures, return_tensors="pt")
-        heard = self._sound(
-            sounds, sampling_rate=16_000, return_attention_mask=True, return_tensors="pt", **self._sound_padding
-        )
-        frames = heard["attention_mask"].sum(-1)
-        counts = {
-            1: iter(self._num_audio_tokens(frames).tolist()),
-            3: iter((seen["image_grid_thw"].prod(-1) // 4).tolist()),
-            4: iter([2 * 4 * 4 // 4]),
-        }
-        texts = ["".join(self._written(part, counts) for part in question) for question in self.questions]
+        found: dict[str, Any] = {}
+        counts: dict[int, Iterator[int]] = {4: iter([2 * 4 * 4 // 4])}
+        if pictures:
+            seen = self._images(pictures, return_tensors="pt")
+            found |= {pixels: seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+            counts[3] = iter((seen["image_grid_thw"].prod(-1) // 4).tolist())
+        if sounds:
+            features, mask = self._heard(sounds)
+            found |= {"input_features": features, "feature_attention_mask": mask}
+            counts[1] = iter(self._num_audio_tokens(mask.sum(-1)).tolist())
+        for clip in (part for part in parts if part.ndim == 4):
+            found[f"{pixels}_videos"] = torch.from_numpy(self._patches(clip))
+            found["video_grid_thw"] = torch.tensor([[2, 4, 4]])
+            found["video_second_per_grid"] = torch.tensor([2 * 0.5])
+        texts = ["".join(self._written(part, counts) for part in question) for question in questions]
         whole = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts]
-        return {
-            **self._tokenizer(whole, return_tensors="pt", padding=True),
-            pixels: seen["pixel_values"],
-            f"{pixels}_videos": torch.from_numpy(self._patches(clip)),
-            "image_grid_thw": seen["image_grid_thw"],
-            "video_grid_thw": torch.tensor([[2, 4, 4]]),
-            "video_second_per_grid": torch.tensor([2 * 0.5]),
-            "input_features": heard["input_features"],
-            "feature_attention_mask": heard["attention_mask"],
-        }
+        return {**self._tokenizer(whole, return_tensors="pt", padding=True), **found}
+
+    def _heard(self, sounds: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return spectrograms and their masks; each sound is looked at by itself, as where it is the only one."""
+        arguments = {"sampling_rate": 16_000, "return_attention_mask": True, "return_tensors": "pt"}
+        found = [self._sound([sound], **arguments, **self._sound_padding) for sound in sounds]
+        longest = max(each["attention_mask"].shape[1] for each in found)
+
+        def padded(values: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
+
+        features = torch.cat([padded(each["input_features"]) for each in found])
+        return features, torch.cat([padded(each["attention_mask"]) for each in found])
 
     def _written(self, part: Any, counts: dict[int, Iterator[int]]) -> str:
         if isinstance(part, str):

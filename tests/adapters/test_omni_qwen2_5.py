@@ -64,7 +64,7 @@ class Reference:
 
     def _generate(self) -> list[tuple[list[int], list[int]]]:
         # By this name: else pixels would be given to the talker too, which takes none.
-        inputs = self._inputs.for_generate("thinker_pixel_values")
+        inputs = self._inputs.for_generate("thinker_pixel_values", self.questions)
         ids, _ = self.model.generate(
             **inputs,
             speaker="Ethan",

@@ -32,7 +32,12 @@ from omni_bus.testing import make_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.timeout(240),
+    # The talker's own `generate` says so of how the whole model calls it.
+    pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning"),
+]
 
 
 def audio_tokens(frames: torch.Tensor) -> torch.Tensor:
@@ -43,7 +48,11 @@ def audio_tokens(frames: torch.Tensor) -> torch.Tensor:
 
 
 class Reference:
-    """transformers' own `generate`, all questions in one batch."""
+    """transformers' own `generate`, one question at a time.
+
+    In a batch with padding transformers 5.24 leaves the first codes of each row out of the repetition penalty, as many
+    as its prompt has tokens of padding.
+    """
 
     def __init__(self, folder: str) -> None:
         self.model: Any = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
@@ -52,12 +61,12 @@ class Reference:
         self._inputs = Inputs(folder, 16, audio_tokens, {"padding": True, "truncation": False})
         self.questions = self._inputs.questions
         self._codes = torch.zeros(0)
-        self.begins: dict[str, torch.Tensor] = {}
-        """What the talker's decoder was given first."""
+        self.begins: list[dict[str, torch.Tensor]] = []
+        """What the talker's decoder was given first, by question."""
         self.chunked_decode = self.model.code2wav.chunked_decode
         self.model.code2wav.chunked_decode = self._take_codes
         handle = self.model.talker.model.register_forward_pre_hook(self._take_begin, with_kwargs=True)
-        self.answers = self._generate()
+        self.answers = [self._generate(question) for question in self.questions]
         handle.remove()
 
     def _take_codes(self, codes: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -65,12 +74,12 @@ class Reference:
         return torch.zeros(len(codes), 1, codes.shape[-1] * 1920)
 
     def _take_begin(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self.begins:
-            self.begins = {name: kwargs[name] for name in ("inputs_embeds", "position_ids")}
+        if kwargs["inputs_embeds"].shape[1] > 1:
+            self.begins.append({"embeddings": kwargs["inputs_embeds"][0], "positions": kwargs["position_ids"][-3:, 0]})
 
-    def _generate(self) -> list[tuple[list[int], list[list[int]]]]:
-        inputs = self._inputs.for_generate("pixel_values")
-        ids, sounds = self.model.generate(
+    def _generate(self, question: tuple[Any, ...]) -> tuple[list[int], list[list[int]]]:
+        inputs = self._inputs.for_generate("pixel_values", (question,))
+        ids, _ = self.model.generate(
             **inputs,
             speaker="Ethan",
             thinker_max_new_tokens=NUM_TOKENS,
@@ -82,10 +91,7 @@ class Reference:
             talker_max_new_tokens=NUM_CODES + 1,
         )
         ids = getattr(ids, "sequences", ids)
-        texts = ids[:, inputs["input_ids"].shape[1] :].tolist()
-        lengths = [len(sound) // 1920 for sound in sounds]
-        codes = [rows[:, :length].T.tolist() for rows, length in zip(self._codes, lengths, strict=True)]
-        return [(to_end(text), frames) for text, frames in zip(texts, codes, strict=True)]
+        return to_end(ids[0, inputs["input_ids"].shape[1] :].tolist()), self._codes[0].T.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +180,8 @@ def test_talker_begins_as_generate_begins(staged: Staged, reference: Reference, 
     with torch.inference_mode():
         found = talker._talker.begin(answer.thinker_rows[: prompt.shape[1] + 1], prompt, "ethan")
 
-    length = len(found.embeddings)
-    assert (found.embeddings - reference.begins["inputs_embeds"][index, -length:]).abs().max() < 1e-4
-    assert torch.equal(found.positions, reference.begins["position_ids"][-3:, index, -length:].float())
+    assert (found.embeddings - reference.begins[index]["embeddings"]).abs().max() < 1e-4
+    assert torch.equal(found.positions, reference.begins[index]["positions"].float())
 
 
 def test_sound_comes_to_as_many_tokens_as_the_processor_says(reference: Reference) -> None:

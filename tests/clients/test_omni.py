@@ -29,7 +29,10 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-SHIPPED = {"qwen2_5_omni": ("Qwen/Qwen2.5-Omni-7B", "qwen2.5-omni", tiny_omni.qwen2_5)}
+SHIPPED = {
+    "qwen2_5_omni": ("Qwen/Qwen2.5-Omni-7B", "qwen2.5-omni", tiny_omni.qwen2_5),
+    "qwen3_omni": ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "qwen3-omni", tiny_omni.qwen3),
+}
 """Configurations, the model that each has, what it is served as, and a tiny one of its kind."""
 
 PARAMS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import shutil
 import sys
@@ -29,7 +30,7 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Payload, Text
+from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Hidden, Image, Json, Payload, Tensor, Text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -56,7 +57,7 @@ class Sample(msgspec.Struct, frozen=True):
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
     tiny: str = ""
-    """A model that `tiny` makes, with random weights; its folder is the option `model`."""
+    """A model that `tiny`, or the module before the dot, makes with random weights; its folder is the option `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -111,6 +112,22 @@ def _codes(*seeds: int) -> Codes:
     """Return a frame of four codes for each number."""
     data = array("i", [(seed * (k + 3)) % 32 for seed in seeds for k in range(4)])
     return Codes(len(seeds), 4, 12.5, Blob(memoryview(data).cast("B")))
+
+
+def _thought(*seeds: int) -> Ports:
+    """Return what a tiny thinker says of a prompt of three tokens and a token of its reply for each number."""
+    prompt = array("f", [1, 20, 30] + [0, 1, 2] * 3)
+    rows = array("f", [((seed * 7 + k * 3) % 11 - 5) / 3 for seed in (1, 2, 3, *seeds) for k in range(64)])
+    hidden = Hidden(0, "float32", (3 + len(seeds), 64), Blob(memoryview(rows).cast("B")))
+    return {
+        "prompt_tokens": [Tensor("float32", (4, 3), Blob(memoryview(prompt).cast("B")))],
+        "hidden": [hidden],
+    }
+
+
+def _voiced(*codes: int) -> Ports:
+    pieces = [Codes(1, 1, 50.0, Blob(memoryview(array("i", [code])).cast("B"))) for code in codes]
+    return {"voice": [Text("Ethan")], "codes": pieces}
 
 
 def _prompt(text: str) -> Ports:
@@ -226,6 +243,37 @@ SAMPLES: dict[str, Sample] = {
         tiny="vits",
         streamed_port="text",
         packages=("torch", "transformers", "sentencex"),
+        is_model=True,
+    ),
+    "omni-thinker": Sample(
+        _chat("Count from one to ten."),
+        _chat("What is the capital of France?"),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        tiny="tiny_omni.qwen2_5",
+        packages=("torch", "transformers", "llguidance", "PIL", "soxr"),
+        is_model=True,
+    ),
+    "omni-talker": Sample(
+        _thought(4, 5, 6),
+        _thought(8, 2),
+        {"prompt_tokens": [Json({})], "hidden": [Json({})]},
+        {"temperature": -1.0},
+        params={"temperature": 0.0, "min_tokens": 4, "max_tokens": 6},
+        tiny="tiny_omni.qwen2_5",
+        packages=("torch", "transformers"),
+        is_model=True,
+    ),
+    "omni-code2wav": Sample(
+        _voiced(*range(1, 50)),
+        _voiced(*range(50, 90)),
+        {"voice": [Text("Ethan")], "codes": [Json({})]},
+        {"seed": -1},
+        params={"seed": 1},
+        tiny="tiny_omni.qwen2_5",
+        streamed_port="codes",
+        packages=("torch", "transformers"),
         is_model=True,
     ),
     "vllm": Sample(
@@ -452,9 +500,9 @@ def sample(name: str) -> Sample:
 def options(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     sample = SAMPLES[name]
     if sample.tiny:
-        import tiny  # type: ignore[import-not-found] (put on the path above)
-
-        yield sample.options | {"model": getattr(tiny, sample.tiny)(tmp_path_factory.mktemp(sample.tiny))}
+        module, _, function = sample.tiny.rpartition(".")
+        save = getattr(importlib.import_module(module or "tiny"), function)
+        yield sample.options | {"model": save(tmp_path_factory.mktemp(function))}
         return
     if not sample.far:
         yield sample.options

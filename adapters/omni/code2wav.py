@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish
-from omni_bus.wire.payloads import Audio, Codes, Payload, Text, kind_of
+from omni_bus.wire.payloads import Audio, Codes, Json, Payload, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -46,7 +46,7 @@ class Code2WavParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class OmniCode2Wav(StreamingEngine):
     """Codes in, PCM out: s16, mono. Models whose vocoder has voices are told which on ``voice``."""
 
-    accepts: ClassVar[dict[str, str]] = {"codes": "codes", "voice": "text"}
+    accepts: ClassVar[dict[str, str]] = {"codes": "codes", "voice": "json"}
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"voice"})
     emits: ClassVar[dict[str, str]] = {"audio": "audio"}
     Options: ClassVar[type[msgspec.Struct]] = Code2WavOptions
@@ -116,9 +116,9 @@ class OmniCode2Wav(StreamingEngine):
         if not self._vocoder.has_voices:
             return ""
         async for piece in inputs.port("voice"):
-            if not isinstance(piece, Text):
-                raise BadInput(f"voice: {kind_of(piece)} came (allowed: text)", field="voice")
-            return piece.text
+            if not isinstance(piece, Json) or not isinstance(piece.value, str):
+                raise BadInput(f"voice: {kind_of(piece)} came (allowed: json, a name)", field="voice")
+            return piece.value
         raise StageFailed("codes came without the name of their voice")
 
     def _codes(self, payload: Payload) -> torch.Tensor:

@@ -3,7 +3,8 @@
 The flow looks at whole blocks of 24 spectrogram frames (12 codes), in some layers one block back or one ahead; over
 the steps of its solver that adds up, so that strictly each frame depends on all. Here each block is given out once,
 solved with `LEFT` blocks before and `RIGHT` after it, from noise that belongs to its place in the stream. What that
-changes is tested. BigVGAN is made of convolutions and is cut where it makes no difference (`adapters.codec_models.field_of`).
+changes is tested. BigVGAN is made of convolutions and is cut where it makes no difference
+(`adapters.codec_models.field_of`).
 """
 
 from __future__ import annotations

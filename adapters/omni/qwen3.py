@@ -100,7 +100,7 @@ class Qwen3(Family):
 
 
 def _let_experts_be_read(class_name: str, model_type: str) -> None:
-    """Have a class that is loaded by itself read experts, which checkpoints keep one by one, as the whole model does."""
+    """Have a class that is loaded by itself read experts, which checkpoints keep one by one, as all of it does."""
     from transformers import conversion_mapping
 
     if conversion_mapping.get_checkpoint_conversion_mapping(class_name) is None:
@@ -126,7 +126,9 @@ def assistant_begin(ids: torch.Tensor, turn_begin: int, assistant: int) -> int:
     """
     found = ((ids[:-1] == turn_begin) & (ids[1:] == assistant)).nonzero().flatten().tolist()
     if not found or len(ids) - found[-1] < NUM_HEAD:
-        raise BadInput("messages: no turn of the assistant to speak in (allowed: with one at the end)", field="messages")
+        raise BadInput(
+            "messages: no turn of the assistant to speak in (allowed: with one at the end)", field="messages"
+        )
     return found[-1]
 
 
@@ -190,7 +192,9 @@ class Qwen3Talker(TalkerModel):
         is_user = user_tokens(ids, whole.im_start_token_id, whole.user_token_id)
         is_user = is_user & (torch.arange(len(ids), device=ids.device) < at)
         own = kept_positions(positions, is_user)
-        text = torch.cat([rows[at : at + NUM_HEAD], self.pad.expand(4, -1), self._begin[None], rows[at + NUM_HEAD][None]])
+        text = torch.cat(
+            [rows[at : at + NUM_HEAD], self.pad.expand(4, -1), self._begin[None], rows[at + NUM_HEAD][None]]
+        )
         marked = self.model.text_projection(text)
         marks = self.model.model.codec_embedding(torch.tensor(self._marks(voice), device=ids.device))
         marked = torch.cat([marked[:NUM_HEAD], marked[NUM_HEAD:] + marks])
@@ -233,14 +237,10 @@ class Qwen3Talker(TalkerModel):
         frames = [[code] for code in codes]
         device = states.device
         first = self.model.model.codec_embedding(torch.tensor(codes, device=device))
-        given: dict[str, Any] = {
-            "inputs_embeds": with_filling(torch.stack([states, first], dim=1), is_exact=is_exact)
-        }
+        given: dict[str, Any] = {"inputs_embeds": with_filling(torch.stack([states, first], dim=1), is_exact=is_exact)}
         cache = DynamicCache(config=self._predictor.config)
         for step in range(self.num_codebooks - 1):
-            found = self._predictor(
-                **given, generation_steps=step, use_cache=True, **{self._cache_argument: cache}
-            )
+            found = self._predictor(**given, generation_steps=step, use_cache=True, **{self._cache_argument: cache})
             logits = found.logits[:, -1].float()
             for frame, row, [choice] in zip(frames, logits, choices, strict=False):
                 frame.append(choice.choose(row))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -25,7 +25,7 @@ from adapters.transformers_text import CPU_PREFILL_CHUNK, DEVICE_PREFILL_CHUNK
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, Starved, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
-from omni_bus.wire.payloads import Blob, Codes, Hidden, Payload, Tensor, Text, kind_of
+from omni_bus.wire.payloads import Blob, Codes, Hidden, Json, Payload, Tensor, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ class OmniTalker(StepEngine):
     """Rows of the thinker in, codes out."""
 
     accepts: ClassVar[dict[str, str]] = {"prompt_tokens": "tensor", "hidden": "hidden"}
-    emits: ClassVar[dict[str, str]] = {"codes": "codes", "voice": "text"}
+    emits: ClassVar[dict[str, str]] = {"codes": "codes", "voice": "json"}
     sleep_levels: ClassVar[frozenset[int]] = frozenset({2})
     Options: ClassVar[type[msgspec.Struct]] = TalkerOptions
     Params: ClassVar[type[msgspec.Struct]] = TalkerParams
@@ -304,7 +304,7 @@ class OmniTalker(StepEngine):
         if speaking.was_told or "voice" not in speaking.outputs:
             return []
         speaking.was_told = True
-        return [Output(speaking.id, "voice", Text(speaking.voice))]
+        return [Output(speaking.id, "voice", Json(speaking.voice))]
 
     def _idle(self, speaking: _Speaking) -> Event:
         """Return that a request waits for rows, or that it never gets what it needs to say a word."""
@@ -325,7 +325,9 @@ class OmniTalker(StepEngine):
         begin = speaking.num_computed
         end = min(begin + self._prefill_chunk, len(found.embeddings))
         piece = Piece(speaking.slot, begin, [0] * (end - begin))
-        states = self._talker.decoder([piece], found.embeddings[begin:end], found.positions[:, begin:end], is_exact=True)
+        states = self._talker.decoder(
+            [piece], found.embeddings[begin:end], found.positions[:, begin:end], is_exact=True
+        )
         speaking.num_computed = end
         if end < len(found.embeddings):
             return []

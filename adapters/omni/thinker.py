@@ -287,12 +287,13 @@ class OmniThinker(TransformersText):
         sent: list[Event] = []
         for running in named:
             first, rows = self._forward.rows.pop(running.slot, (0, None))
-            if rows is None or "hidden" not in running.outputs:
+            if rows is None:
                 continue
             prompt = prompts.get(running.slot)
             if prompt is not None and "prompt_tokens" in running.outputs:
                 sent.append(Output(running.id, "prompt_tokens", self._prompt_tokens(running.prompt, prompt)))
-            sent.append(Output(running.id, "hidden", as_hidden(rows, first, self.context.allocate)))
+            if "hidden" in running.outputs:
+                sent.append(Output(running.id, "hidden", as_hidden(rows, first, self.context.allocate)))
         return [*sent, *events]
 
     def _prompt_tokens(self, ids: list[int], prompt: EncodedPrompt) -> Payload:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
+
 class Reference:
     """transformers' own `generate`, all questions in one batch.
 

@@ -191,7 +191,9 @@ def test_sound_comes_to_as_many_tokens_as_the_processor_says(reference: Referenc
 
 
 def test_turns_are_found_by_their_marks() -> None:
-    ids = torch.tensor([1, 7, 50, 2, 1, 8, 51, 2, 1, 9, 52, 2, 1, 8, 53, 54, 2, 1, 9, 5])  # 7 system, 8 user, 9 assistant
+    ids = torch.tensor(
+        [1, 7, 50, 2, 1, 8, 51, 2, 1, 9, 52, 2, 1, 8, 53, 54, 2, 1, 9, 5]
+    )  # 7 system, 8 user, 9 assistant
 
     assert user_tokens(ids, 1, 8).nonzero().flatten().tolist() == [4, 5, 6, 7, 12, 13, 14, 15, 16]
     assert assistant_begin(ids, 1, 9) == 17

@@ -163,7 +163,13 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64) -> str:
         "max_position_embeddings": 4096,
     }
     config = transformers.Qwen2_5OmniConfig(
-        thinker_config={"audio_config": audio, "vision_config": vision, "text_config": text, "user_token_id": id_of("user"), **ids},
+        thinker_config={
+            "audio_config": audio,
+            "vision_config": vision,
+            "text_config": text,
+            "user_token_id": id_of("user"),
+            **ids,
+        },
         talker_config=talker,
         token2wav_config={"dit_config": flow, "bigvgan_config": {"mel_dim": 80, "upsample_initial_channel": 64}},
         enable_audio_output=True,
@@ -247,7 +253,13 @@ def qwen3(folder: Path, *, thinker_hidden_size: int = 64) -> str:
         "pad_token_id": id_of("<|endoftext|>"),
         **experts,
     }
-    small = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
+    small = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     talker = {
         "text_config": {
             "vocab_size": CODES_3 + 1024,

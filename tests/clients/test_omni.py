@@ -64,7 +64,10 @@ async def client(shipped: tuple[str, str]) -> AsyncIterator[openai.AsyncOpenAI]:
 def a_picture() -> dict[str, Any]:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)).save(file, "png")
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"}}
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"},
+    }
 
 
 def a_sound(num_frames: int = 16_000, channels: int = 1, level: int = 3000) -> dict[str, Any]:
@@ -88,7 +91,9 @@ def fields(served: str, *parts: Any, **more: Any) -> dict[str, Any]:
 
 async def test_text_and_speech_stream_together(client: openai.AsyncOpenAI, shipped: tuple[str, str]) -> None:
     stream: Any = await client.chat.completions.create(
-        **fields(shipped[1], "What is that? ", a_picture(), a_sound()), stream=True, stream_options={"include_usage": True}
+        **fields(shipped[1], "What is that? ", a_picture(), a_sound()),
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = [chunk async for chunk in stream]
 

@@ -57,7 +57,7 @@ class Sample(msgspec.Struct, frozen=True):
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
     tiny: str = ""
-    """A model that `tiny`, or the module before the dot, makes with random weights; its folder is the option `model`."""
+    """What makes a model with random weights, in `tiny` or the module before the dot; its folder is `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -126,8 +126,9 @@ def _thought(*seeds: int) -> Ports:
 
 
 def _voiced(*codes: int) -> Ports:
-    pieces = [Codes(1, 1, 50.0, Blob(memoryview(array("i", [code])).cast("B"))) for code in codes]
-    return {"voice": [Text("Ethan")], "codes": pieces}
+    data = [array("i", codes[i : i + 4]) for i in range(0, len(codes), 4)]
+    pieces = [Codes(len(each), 1, 50.0, Blob(memoryview(each).cast("B"))) for each in data]
+    return {"voice": [Json("Ethan")], "codes": pieces}
 
 
 def _prompt(text: str) -> Ports:
@@ -246,8 +247,8 @@ SAMPLES: dict[str, Sample] = {
         is_model=True,
     ),
     "omni-thinker": Sample(
-        _chat("Count from one to ten."),
-        _chat("What is the capital of France?"),
+        _chat("Hello"),
+        _chat("Tell me a story about a dragon."),
         _NOT_CHAT,
         {"temperature": -1.0},
         params=_GREEDY,
@@ -268,7 +269,7 @@ SAMPLES: dict[str, Sample] = {
     "omni-code2wav": Sample(
         _voiced(*range(1, 50)),
         _voiced(*range(50, 90)),
-        {"voice": [Text("Ethan")], "codes": [Json({})]},
+        {"voice": [Json("Ethan")], "codes": [Json({})]},
         {"seed": -1},
         params={"seed": 1},
         tiny="tiny_omni.qwen2_5",
@@ -906,7 +907,7 @@ async def test_generator_left_alone_takes_few_inputs(streamer: StreamingEngine, 
     port = sample.streamed_port
     if not port:
         pytest.skip("makes nothing before its input is complete")
-    inputs = ListedInputs({port: sample.inputs[port] * 500})
+    inputs = ListedInputs({**sample.inputs, port: sample.inputs[port] * 500})
     stream = start_streaming(streamer, inputs, sample.params)
     assert await stream.pull() is not None
     for _ in range(1000):

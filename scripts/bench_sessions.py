@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Live sessions on synthetic engines: what a session adds to a turn, and how evenly sound comes with many of them.
 
-- A turn of text through a session, and the same request to its chat pipeline: the time until the first word.
+- A turn of text through a session, the same through the gateway's WebSocket and our client, and the same request to
+  the session's chat pipeline: the time until the first word.
 - Many sessions at once, some silent and some that speak and are answered in real time: how late each piece of sound
   comes, against the first and its place in the answer; and the time between the user's word and the last sound sent
   when the user interrupts.
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import uvloop
 
 import measured
-from omni_bus.client import Item
+from omni_bus.client import Item, connect_realtime
+from omni_bus.client.realtime_events import ResponseDone, SessionUpdated
 from omni_bus.core.session import client_events as asked
 from omni_bus.core.session import server_events as said
 from omni_bus.core.session.codec import payload_of, server_event
@@ -28,7 +30,7 @@ from omni_bus.core.session.items import InputText, Message
 from omni_bus.wire.payloads import Json
 
 if TYPE_CHECKING:
-    from omni_bus.client import BusClient, Request
+    from omni_bus.client import BusClient, Realtime, Request
 
     Numbers: TypeAlias = dict[str, list[float]]
 
@@ -87,6 +89,17 @@ async def first_word_of_session(session: Session) -> float:
     return seconds
 
 
+async def first_word_of_socket(live: Realtime) -> float:
+    """Return the seconds from the wish for an answer to its first word, over a WebSocket."""
+    await live.write("hi")
+    begun = time.perf_counter()
+    await live.respond()
+    await live.until(said.TextDelta)
+    seconds = time.perf_counter() - begun
+    await live.until(ResponseDone)
+    return seconds
+
+
 async def first_word_of_pipeline(client: BusClient) -> float:
     """Return the seconds from the request to the first word."""
     begun = time.perf_counter()
@@ -101,13 +114,16 @@ async def first_word_of_pipeline(client: BusClient) -> float:
     return seconds
 
 
-async def measure_turns(client: BusClient, num_turns: int) -> Numbers:
-    """Take turns, so that both meet the same machine."""
+async def measure_turns(client: BusClient, url: str, num_turns: int) -> Numbers:
+    """Take turns, so that all meet the same machine."""
     session = await Session.open(client, "turns", NO_VAD)
-    found: Numbers = {"session": [], "pipeline": []}
-    for _ in range(num_turns):
-        found["session"].append(await first_word_of_session(session))
-        found["pipeline"].append(await first_word_of_pipeline(client))
+    found: Numbers = {"WebSocket": [], "session": [], "pipeline": []}
+    async with connect_realtime(url, session=NO_VAD) as live:
+        await live.until(SessionUpdated)
+        for _ in range(num_turns):
+            found["WebSocket"].append(await first_word_of_socket(live))
+            found["session"].append(await first_word_of_session(session))
+            found["pipeline"].append(await first_word_of_pipeline(client))
     await session.close()
     return found
 
@@ -179,7 +195,7 @@ def toml() -> str:
 async def measure(deployment: measured.Deployment, args: argparse.Namespace) -> tuple[Numbers, Numbers]:
     """Measure turns, then many sessions at once."""
     async with await deployment.client() as client:
-        turns = await measure_turns(client, args.turns)
+        turns = await measure_turns(client, deployment.ready["gateways"]["openai"], args.turns)
         return turns, await measure_many(client, args.idle, args.talking, args.seconds)
 
 
@@ -211,6 +227,7 @@ def main() -> None:
     print(f"late by, p99: {q(many['late_ms'], 0.99):.1f} ms (aim: < 40)")
     print(f"pieces that came when they should have been heard: {num_gaps} of {len(many['late_ms'])} (aim: none)")
     print("\nratios")
+    measured.ratio("first word, WebSocket / session", q(turns["WebSocket"], 0.5) / q(turns["session"], 0.5))
     measured.ratio("first word, session / pipeline", q(turns["session"], 0.5) / q(turns["pipeline"], 0.5))
     measured.write_json(args.json, {"turns": turns, **many})
 

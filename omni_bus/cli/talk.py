@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from yarl import URL
 
 from gateways.openai_models import can_converse
 from omni_bus.bench.plot import require as require_plot
@@ -19,14 +18,17 @@ from omni_bus.cli import request
 from omni_bus.cli.deployment import add_name_argument
 from omni_bus.cli.outfile import check_writable
 from omni_bus.cli.sound_file import decoded
+from omni_bus.client.playback import PlaybackClock
+from omni_bus.client.realtime import PATH
+from omni_bus.client.socket import address
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import StreamEncoder, wav_header
 from omni_bus.runtime import rundir
 from omni_bus.runtime.deployment import DEPLOYMENT_FILE, read_deployment
 from omni_bus.talk import plot
-from omni_bus.talk.conversation import PATH, Conversation, session_of
+from omni_bus.talk.conversation import Conversation, session_of
 from omni_bus.talk.dialogue import PARTS, Dialogue, rows_of
-from omni_bus.talk.playback import RATE_HZ, Playback
+from omni_bus.talk.piece import RATE_HZ
 from omni_bus.talk.script import Line, Script
 from omni_bus.talk.voice import DeviceVoice, FileVoice, require_device
 from omni_bus.wire.payloads import Audio, Blob
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation, then print how long each answer took; return 1 if a turn had none, or anything failed."""
     _check(args)
-    playback = Playback()
+    playback = PlaybackClock()
     dialogue = Dialogue(
         playback,
         lambda text: print(end=text, flush=True),
@@ -105,7 +106,7 @@ def _check(args: argparse.Namespace) -> None:
         require_device()
 
 
-async def _talk(args: argparse.Namespace, playback: Playback, dialogue: Dialogue) -> int:
+async def _talk(args: argparse.Namespace, playback: PlaybackClock, dialogue: Dialogue) -> int:
     url = _address(args)
     lines = [Line(name, await _sound(name)) for name in args.input]
     with ExitStack() as files:
@@ -131,16 +132,10 @@ def _address(args: argparse.Namespace) -> str:
     if args.url is None:
         return _address_here(args)
     try:
-        url = URL(args.url)
-    except ValueError:
-        url = URL()
-    if url.scheme not in SCHEMES or not url.host:
+        return str(address(args.url, PATH, model=args.model))
+    except BadInput as error:
         allowed = f"ws://HOST:PORT or wss://HOST:PORT, with or without {PATH}"
-        raise BadInput(f"--url {args.url} came (allowed: {allowed})", field="--url")
-    url = url.with_scheme(SCHEMES[url.scheme])
-    if url.path.rstrip("/") in ("", "/v1"):
-        url = url.with_path(PATH).with_query(url.query)
-    return str(url if args.model is None else url.update_query(model=args.model))
+        raise BadInput(f"--url {args.url} came (allowed: {allowed})", field="--url") from error
 
 
 def _address_here(args: argparse.Namespace) -> str:
@@ -154,8 +149,7 @@ def _address_here(args: argparse.Namespace) -> str:
     served = {name: deployment.pipelines[name] for names in gateways.values() for name in names}
     pipeline = request.pipeline_of(served, args.model, can_converse, "hold live conversations")
     gateway = next(name for name, names in gateways.items() if pipeline.name in names)
-    url = URL(about.gateways[gateway])
-    return str(url.with_scheme(SCHEMES[url.scheme]).with_path(PATH).with_query(model=pipeline.serve_as))
+    return str(address(about.gateways[gateway], PATH, model=pipeline.serve_as))
 
 
 async def _sound(name: str) -> bytes:

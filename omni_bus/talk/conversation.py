@@ -8,24 +8,24 @@ import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
+from omni_bus.client.failures import ConnectFailed, ConnectionLost
+from omni_bus.client.realtime import PATH
+from omni_bus.client.socket import PATIENCE, address, open_socket
 from omni_bus.errors import BadInput, OmniBusError, Unavailable, Unreachable
 from omni_bus.talk.dialogue import SOUND, TRANSCRIPTION
-from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, seconds_of
+from omni_bus.talk.piece import PIECE_BYTES, PIECE_S, RATE_HZ, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from omni_bus.client.playback import PlaybackClock
     from omni_bus.talk.dialogue import Dialogue
-    from omni_bus.talk.playback import Playback
     from omni_bus.talk.voice import Voice
 
 READY_S = 30.0
 """A server answers the first event within milliseconds, also one far away."""
-
-PATH = "/v1/realtime"
 
 MAX_SHOWN = 120
 """Characters of what came, in an error."""
@@ -44,7 +44,7 @@ class Conversation:
     def __init__(
         self,
         dialogue: Dialogue,
-        playback: Playback,
+        playback: PlaybackClock,
         on_heard: Callable[[bytes], object],
         log: Callable[[dict[str, Any]], object],
     ) -> None:
@@ -62,27 +62,26 @@ class Conversation:
         Raises:
             Unreachable: nobody answers there as a live conversation does.
         """
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        async with aiohttp.ClientSession(headers=headers) as http:
-            try:
-                self._socket = await http.ws_connect(url, heartbeat=READY_S)
-            except (aiohttp.ClientError, OSError) as error:
-                raise Unreachable(
-                    f"{url}: {_words(error)} (allowed: the address of a server with live conversations, as "
-                    f"ws://127.0.0.1:8000{PATH})",
-                    field="--url",
-                ) from error
-            async with self._socket:
-                hearing = asyncio.create_task(self._hear())
-                try:
-                    await self._send({"type": "session.update", "session": session})
-                    await self._send(TRANSCRIPTION)
-                    await _first_of(hearing, asyncio.create_task(self._until_ready()))
-                    self._hearing = hearing
-                    yield
-                finally:
-                    hearing.cancel()
-                    await asyncio.gather(hearing, return_exceptions=True)
+        try:
+            self._socket = await open_socket(address(url, PATH), api_key, PATIENCE)
+        except ConnectFailed as error:
+            hint = ": --api-key, or OPENAI_API_KEY" if error.status in (401, 403) else ""
+            raise Unreachable(
+                f"{error.message}{hint} (allowed: the address of a server with live conversations, as "
+                f"ws://127.0.0.1:8000{PATH})",
+                field="--url",
+            ) from error
+        hearing = asyncio.create_task(self._hear())
+        try:
+            await self._send({"type": "session.update", "session": session})
+            await self._send(TRANSCRIPTION)
+            await _first_of(hearing, asyncio.create_task(self._until_ready()))
+            self._hearing = hearing
+            yield
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+            await self._socket.close()
 
     async def hold(self, voice: Voice) -> None:
         """Speak and listen until the voice has nothing more to say.
@@ -117,30 +116,34 @@ class Conversation:
             await self._send_unnoted({"type": "input_audio_buffer.append", "audio": sound})
 
     async def _hear(self) -> None:
-        async for message in self._socket:
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                continue
+        while (data := await self._received()) is not None:
             try:
-                answers = self._take(message.data)
+                answers = self._take(data)
             except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
-                came = f"{message.data[:MAX_SHOWN]!r} came"
+                came = f"{data[:MAX_SHOWN]!r} came"
                 raise Unreachable(f"{came} (allowed: OpenAI's realtime events)", field="--url") from error
             for answer in answers:
                 await self._send(answer)
             if self._dialogue.is_ready or self._dialogue.problems:
                 self._ready.set()
-        raise self._ended()
+        raise self._ended("the server ended the conversation")
 
-    def _take(self, data: str) -> list[dict[str, Any]]:
+    async def _received(self) -> str | bytes | None:
+        try:
+            return await self._socket.receive()
+        except ConnectionLost as error:
+            raise self._ended(f"the server ended the conversation: {error.message}") from error
+
+    def _take(self, data: str | bytes) -> list[dict[str, Any]]:
         event = msgspec.json.decode(data, type=dict[str, Any])
         at = self._now()
         self._note("server", _without_sound(event), at)
         return self._dialogue.on_event(event, at)
 
-    def _ended(self) -> OmniBusError:
+    def _ended(self, why: str) -> OmniBusError:
         if self._dialogue.problems and not self._dialogue.is_ready:
             return BadInput(self._dialogue.problems[-1])
-        return Unavailable(f"the server ended the conversation (close code {self._socket.close_code})")
+        return Unavailable(why)
 
     async def _send(self, event: dict[str, Any]) -> None:
         self._note("client", event, self._now())
@@ -148,9 +151,9 @@ class Conversation:
 
     async def _send_unnoted(self, event: dict[str, Any]) -> None:
         try:
-            await self._socket.send_str(msgspec.json.encode(event).decode())
-        except ConnectionError:
-            raise self._ended() from None
+            await self._socket.send(event)
+        except ConnectionLost as error:
+            raise self._ended(f"the server ended the conversation: {error.message}") from error
 
     def _now(self) -> float:
         """Return the seconds since the first piece of sound; 0 before it."""
@@ -191,10 +194,3 @@ def _without_sound(event: dict[str, Any]) -> dict[str, Any]:
         return event
     duration = seconds_of(len(base64.b64decode(event["delta"]))) * 1000
     return {**event, "delta": f"{duration:g} ms of sound"}
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, aiohttp.WSServerHandshakeError):
-        hint = " (it wants a key: --api-key, or OPENAI_API_KEY)" if error.status in (401, 403) else ""
-        return f"{error.status} came instead of a WebSocket{hint}"
-    return str(error) or type(error).__name__

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from omni_bus.talk.playback import Playback
+    from omni_bus.client.playback import PlaybackClock
 
 PATIENCE_S = 20.0
 """What was spoken and is not answered for so long won't be: no speech was in it, or none that could be written down."""
@@ -66,7 +66,7 @@ class Dialogue:
         warn: prints what went wrong in a conversation that goes on.
     """
 
-    def __init__(self, playback: Playback, show: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    def __init__(self, playback: PlaybackClock, show: Callable[[str], None], warn: Callable[[str], None]) -> None:
         self._playback = playback
         self._show = show
         self._warn = warn

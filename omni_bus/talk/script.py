@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from omni_bus.talk.playback import PIECE_BYTES, SILENCE
+from omni_bus.talk.piece import PIECE_BYTES, SILENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_bus.errors import BadInput
-from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, SILENCE
+from omni_bus.talk.piece import PIECE_BYTES, PIECE_S, RATE_HZ, SILENCE
 
 if TYPE_CHECKING:
     from omni_bus.talk.script import Script

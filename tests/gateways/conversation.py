@@ -14,6 +14,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from actors.testing import running
+from omni_bus.client.realtime_events import EVENTS, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,7 +105,18 @@ class Client:
 async def connected(deployment: Running, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[Client]:
     url = deployment.url.replace("http", "ws") + path
     async with websockets.connect(url, max_size=None, compression=None, **options) as socket:
-        yield Client(socket)
+        client = Client(socket)
+        yield client
+    if "duplex=1" in path:  # the native lifecycle of /v1/duplex is another vocabulary
+        check_typed(client.frames)
+
+
+def check_typed(frames: list[dict[str, Any]]) -> None:
+    """Check that our own client has a type for each frame."""
+    for frame in frames:
+        event = EVENTS.decode(json.dumps(frame))
+        if isinstance(event, Unknown):  # names of OpenAI's beta are not among them
+            assert event.kind not in EVENTS.kinds, (event.problem, frame)
 
 
 def check_ga(frames: list[dict[str, Any]]) -> None:
@@ -113,5 +125,6 @@ def check_ga(frames: list[dict[str, Any]]) -> None:
         parsed = GA.validate_python(frame)
         assert parsed.type == frame["type"]
         assert frame["type"] in str(type(parsed).model_fields["type"].annotation), frame
+    check_typed(frames)
     names = [frame["event_id"] for frame in frames]
     assert len(set(names)) == len(names)

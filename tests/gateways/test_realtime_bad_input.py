@@ -112,6 +112,19 @@ async def test_each_is_refused_by_name_and_the_session_goes_on() -> None:
         check_ga(client.frames)
 
 
+async def test_an_error_before_the_dialect_is_known_is_for_all_of_them() -> None:
+    async with deployed() as deployment, connected(deployment) as client:
+        await client.hear()
+        await client.socket.send("{")
+        refused = await client.error()
+        assert refused["error"]["code"] == refused["code"] == "invalid_json"
+        assert refused["error"]["message"] == refused["message"]
+        await client.say("input_audio_buffer.clear")
+        await client.socket.send("{")
+        assert "code" not in await client.error()
+        check_ga(client.frames)
+
+
 async def test_what_comes_at_the_wrong_time() -> None:
     async with deployed(("tokens = 3", "tokens = 4000")) as deployment, connected(deployment) as client:
         await client.ask("Hello")

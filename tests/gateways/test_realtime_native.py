@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -290,6 +291,35 @@ async def test_the_first_frame_decides(path: str, first: str, is_native: bool) -
         assert client.kinds()[0] == "session.created"
         assert ("event_id" in client.frames[0]) is not is_native
         assert client.frames[0]["session"]["capabilities"]["supports_session_resume"] is not is_native
+
+
+async def test_a_gateway_with_a_successor_keeps_a_session_that_can_not_be_resumed() -> None:
+    async with deployed() as deployment, connected(deployment, "/v1/duplex") as client:
+        await client.say("session.create")
+        await client.hear()
+        retiring = asyncio.create_task(deployment.gateway.retire())
+        async with connected(deployment, "/v1/realtime?duplex=1&model=synthetic-sessions") as other:
+            assert (await other.end())[0] == 1001
+        await client.ask("Hello")
+        await client.until("response.done")
+        await client.say("session.close")
+        assert (await client.end())[0] == 1000
+        await retiring
+
+
+async def test_who_leaves_a_native_session_ends_it() -> None:
+    full = ('chat = "voice"', 'chat = "voice"\nmax_sessions = 1'), ("tokens = 3", "tokens = 4000")
+    async with deployed(*full) as deployment:
+        async with connected(deployment, "/v1/duplex") as client:
+            await client.say("session.create")
+            await client.ask("Hello")
+            await client.until("response.output_audio.delta")
+        stages = [deployment.stages[name]._core for name in ("sessions.0", "llm.0", "voice.0")]
+        while any(core.running for core in stages):
+            await deployment.gateway.client.admin("health")  # a round trip
+        async with connected(deployment, "/v1/duplex") as client:
+            await client.say("session.create")
+            assert (await client.hear())["type"] == "session.created"
 
 
 async def test_the_first_frame_may_name_the_model() -> None:

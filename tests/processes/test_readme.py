@@ -58,7 +58,7 @@ def test_python_examples_print_and_speak(deployment: tuple[Up, str], tmp_path: P
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    chat, live = blocks("python")
+    chat, live, own = blocks("python")
     assert run(chat) == "The capital of France is Paris.\n"
     assert re.sub(r"\W", "", heard(tmp_path / "answer.wav")).lower() == "thecapitaloffranceisparis"
     question, answer = run(live).splitlines()
@@ -66,6 +66,7 @@ def test_python_examples_print_and_speak(deployment: tuple[Up, str], tmp_path: P
     assert question in README
     assert "Paris" in answer
     assert "paris" in heard(tmp_path / "reply.wav").lower()
+    assert run(own) == "The capital of France is Paris."
 
 
 def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
-"""A gateway that is killed in the middle of an answer: its successor goes on, without a lost or doubled event."""
+"""A gateway that is killed in an answer, or restarted: its successor goes on, without a lost or doubled event."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import websockets
+
+from omni_bus.client import ConnectionLost, connect_duplex, connect_realtime
+from omni_bus.client.realtime_events import AudioDelta, ResponseDone, SessionResumed, SessionUpdated
+from tests.client.test_duplex import check_whole
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from processes.conftest import Up  # pyright: ignore[reportMissingImports]
+
+    from omni_bus.core.session.server_events import ServerEvent
 
 pytestmark = pytest.mark.processes
 
@@ -23,45 +28,37 @@ TOML = (
     (Path(__file__).parents[2] / "configs" / "synthetic_sessions.toml")
     .read_text()
     .replace("port = 8000", "port = 0")
+    .replace("tokens = 32", "tokens = 12")
     .replace('chat = "voice"', 'chat = "voice"\noutput_lead_ms = 200')
-    .replace("samples_per_character = 480", "samples_per_character = 48")
 )
 
 
-async def hear(socket: websockets.ClientConnection, frames: list[dict[str, Any]], kind: str) -> None:
-    """Take frames until one of that kind came."""
-    while not frames or frames[-1]["type"] != kind:
-        frames.append(json.loads(await socket.recv()))
-
-
-async def test_killed_gateway_is_succeeded(up: Callable[..., Up]) -> None:
+async def test_gateway_that_is_killed_or_restarted_is_succeeded(
+    up: Callable[..., Up], omni_bus: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """The client comes back by itself, while nobody serves for a moment."""
     deployment = up(TOML)
-    ready = await deployment.told("ready")
-    url = ready["gateways"]["openai"].replace("http", "ws") + "/v1/realtime?duplex=1"
-    first: list[dict[str, Any]] = []
-    async with websockets.connect(f"{url}&model=synthetic-sessions") as socket:
-        await hear(socket, first, "session.created")
-        await socket.send(json.dumps({"type": "input.text.append", "text": "Hello"}))
-        await socket.send(json.dumps({"type": "response.create"}))
-        for _ in range(3):
-            await hear(socket, first, "response.output_audio.delta")
-            first.append(json.loads(await socket.recv()))
-        os.kill(deployment.pid_of("gateway.openai.0"), signal.SIGKILL)
-        with pytest.raises(websockets.ConnectionClosedError):
-            await hear(socket, first, "response.done")
-    await deployment.told("process", process="gateway.openai.0", phase="ready", restarts=1)
-    seq = max(frame.get("server_event_seq", 0) for frame in first)
+    url = (await deployment.told("ready"))["gateways"]["openai"]
+    async with connect_duplex(url, model="synthetic-sessions") as live, connect_realtime(url) as mortal:
+        await live.until(SessionUpdated)
+        first = live.last_event + 1
+        events: list[ServerEvent] = []
+        await live.ask("Hello")
+        async for event in live.through(ResponseDone):
+            events.append(event)
+            if isinstance(event, AudioDelta) and len([e for e in events if isinstance(e, AudioDelta)]) == 3:
+                os.kill(deployment.pid_of("gateway.openai.0"), signal.SIGKILL)
+        check_whole(events, first)
+        with pytest.raises(ConnectionLost) as caught:
+            await mortal.until(ResponseDone)
+        assert caught.value.close_code == 1006
+        assert len([event for event in events if isinstance(event, SessionResumed)]) == 1
 
-    second: list[dict[str, Any]] = []
-    async with websockets.connect(f"{url}&autostart=0") as socket:
-        resume = {"session_id": first[0]["session"]["id"], "resume_token": first[0]["resume_token"]}
-        await socket.send(json.dumps({"type": "session.resume", "last_received_server_event_seq": seq} | resume))
-        await hear(socket, second, "response.done")
-        await socket.send(json.dumps({"type": "session.close"}))
-        await hear(socket, second, "session.closed")
-
-    assert second[0]["type"] == "session.resumed"
-    frames = [frame for frame in first + second if "server_event_seq" in frame]
-    assert [frame["server_event_seq"] for frame in frames] == list(range(1, len(frames) + 1))
-    assert len({frame["event_id"] for frame in frames}) == len(frames)
+        # One that is asked to leave says so, which the caller does not hear of.
+        restarting = asyncio.create_task(asyncio.to_thread(omni_bus, "restart", "gateway.openai"))
+        await live.until(SessionResumed)
+        first = live.last_event + 1
+        await live.ask("Again")
+        check_whole([event async for event in live.through(ResponseDone)], first)
+        assert (await restarting).returncode == 0
     assert await asyncio.to_thread(deployment.stop) == 0

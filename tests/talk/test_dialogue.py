@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from omni_bus.client.playback import PlaybackClock
 from omni_bus.talk import plot
 from omni_bus.talk.dialogue import PATIENCE_S, TRANSCRIPTION, Dialogue, Turn, rows_of
-from omni_bus.talk.playback import PIECE_BYTES, PIECE_S, RATE_HZ, SILENCE, Playback
+from omni_bus.talk.piece import PIECE_BYTES, PIECE_S, RATE_HZ, SILENCE
 from omni_bus.talk.script import PAUSE_S, Line, Script
 
 HEARD = "conversation.item.input_audio_transcription"
@@ -22,7 +23,7 @@ class Talk:
     """A dialogue, with what it showed."""
 
     def __init__(self) -> None:
-        self.playback = Playback()
+        self.playback = PlaybackClock()
         self.shown: list[str] = []
         self.warned: list[str] = []
         self.dialogue = Dialogue(self.playback, self.shown.append, self.warned.append)

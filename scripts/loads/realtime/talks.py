@@ -90,8 +90,12 @@ async def run(clients: dict[str, list[str]]) -> bool:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="scripts/realtime_clients", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("build/realtime_clients"), help="where the clients are put")
+    parser = argparse.ArgumentParser(prog="scripts/nightly_clients realtime", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("build/nightly_clients"), help="where the clients are put")
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     return 0 if asyncio.run(run(install(folder))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

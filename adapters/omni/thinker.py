@@ -152,7 +152,7 @@ class OmniThinker(TransformersText):
     emits: ClassVar[dict[str, str]] = EMITS | {"prompt_tokens": "tensor", "hidden": "hidden"}
     Options = ThinkerOptions
 
-    _forward: ThinkerForward
+    _thinking: ThinkerForward
     _family: Family
     _media: MediaReader
 
@@ -192,9 +192,9 @@ class OmniThinker(TransformersText):
             media=("images", "audio", "video"),
         )
         self._pool = KvPool(self.max_resident, self._context_length)
-        self._forward = self._forward_on(model, self._pool)
+        self._forward = self._thinking = self._forward_on(model, self._pool)
         self._warm_up(model, report)
-        self._forward.rows.clear()
+        self._thinking.rows.clear()
 
     def _forward_on(self, model: Any, pool: KvPool) -> ThinkerForward:
         return ThinkerForward(self._family, model, pool)
@@ -224,7 +224,7 @@ class OmniThinker(TransformersText):
         except Exception as error:
             self.abort(request.id)
             raise StageFailed(f"encoding failed with {type(error).__name__}: {str(error)[:300]}") from error
-        self._forward.begin(running.slot, prompt)
+        self._thinking.begin(running.slot, prompt)
 
     def _token_ids(self, prompt: Prompt, text: str | None, inputs: dict[str, list[Payload]]) -> list[int]:
         text, self._read = self._media.read(prompt, text, inputs)
@@ -282,11 +282,11 @@ class OmniThinker(TransformersText):
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request, as the text engine does, and send the talker what it needs of it."""
         named = [self._running[id_] for id_ in requests]
-        prompts = {running.slot: self._forward.prompt(running.slot) for running in named if not running.num_computed}
+        prompts = {running.slot: self._thinking.prompt(running.slot) for running in named if not running.num_computed}
         events = super().step(requests)
         sent: list[Event] = []
         for running in named:
-            first, rows = self._forward.rows.pop(running.slot, (0, None))
+            first, rows = self._thinking.rows.pop(running.slot, (0, None))
             if rows is None:
                 continue
             prompt = prompts.get(running.slot)
@@ -306,12 +306,12 @@ class OmniThinker(TransformersText):
         """Drop a request; its slot is free at once."""
         running = self._running.get(request)
         if running is not None:
-            self._forward.end(running.slot)
+            self._thinking.end(running.slot)
         super().abort(request)
 
     def close(self) -> None:
         """Let go of the weights and the pool."""
         super().close()
-        for name in ("_thinker", "_media"):
+        for name in ("_thinking", "_thinker", "_media"):
             if hasattr(self, name):
                 delattr(self, name)

@@ -19,14 +19,14 @@ from omni_bus.errors import StageFailed
 if TYPE_CHECKING:
     import torch
 
-LEFT = 4
+LEFT = 2
 """Blocks before."""
 
 RIGHT = 1
 """Blocks after: 0.24 s of codes that must be there."""
 
-MOST = (1, 2, 4)
-"""Blocks of the first, the second and every further piece, so that the first sounds early and the others cost less."""
+MOST = (1, 2, 4, 8)
+"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less."""
 
 NUM_STEPS = 10
 GUIDANCE = 0.5

@@ -208,13 +208,9 @@ class PackedForward:
     """Runs a causal language model of transformers, loaded with `ATTENTION`, on batches."""
 
     def __init__(self, model: Any, pool: KvPool) -> None:
-        import inspect
-
         self._model = model
         self._pool = pool
-        # transformers renamed the argument in the 5.2x releases, model by model.
-        names = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._cache_argument = cache_argument(model)
 
     def __call__(self, pieces: Sequence[Piece], *, is_exact: bool = False) -> torch.Tensor:
         """Append the pieces to their slots.
@@ -226,12 +222,9 @@ class PackedForward:
         Returns:
             The logits after the last token of each piece, or after each token of a whole one, (rows, vocabulary).
         """
-        num_tokens = sum(len(piece.ids) for piece in pieces)
-        num_filling = _filled_up(num_tokens, is_exact=is_exact) - num_tokens
-        filling = [Piece(self._pool.spare_slot, 0, [0] * num_filling)] if num_filling else []
-        batch = Batch([*pieces, *filling], self._pool, self._model.device)
+        batch = _filled_batch(pieces, self._pool, self._model.device, is_exact=is_exact)
         num_wanted = sum(piece.num_rows for piece in pieces)
-        num_rows = _filled_up(num_wanted, is_exact=is_exact)
+        num_rows = filled_up(num_wanted, is_exact=is_exact)
         arguments = {
             "input_ids": batch.ids,
             "position_ids": batch.positions,
@@ -243,7 +236,95 @@ class PackedForward:
         return self._model(**arguments).logits[0, :num_wanted]
 
 
-def _filled_up(num_rows: int, *, is_exact: bool) -> int:
+class PackedDecoder:
+    """Runs a decoder of transformers without its head on batches of embeddings, at positions of several axes."""
+
+    def __init__(self, decoder: Any, pool: KvPool) -> None:
+        """Let the decoder attend by slots.
+
+        Args:
+            decoder: a text model whose `forward` takes ``inputs_embeds``.
+            pool: its keys and values.
+        """
+        register_attention()
+        decoder.set_attn_implementation(ATTENTION)
+        self.pool = pool
+        self._decoder = decoder
+        self._cache_argument = cache_argument(decoder)
+
+    def __call__(
+        self,
+        pieces: Sequence[Piece],
+        embeddings: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        is_exact: bool = False,
+        **arguments: Any,
+    ) -> torch.Tensor:
+        """Append the pieces to their slots.
+
+        Args:
+            pieces: at most one of each slot, each following on what the slot holds.
+            embeddings: of their tokens, (T, width).
+            positions: of their tokens, (axes, T).
+            is_exact: as in `PackedForward`.
+            arguments: more for the decoder.
+
+        Returns:
+            The last layer's states, normed, (T, width).
+        """
+        num_tokens = len(embeddings)
+        batch = _filled_batch(pieces, self.pool, embeddings.device, is_exact=is_exact)
+        found = self._decoder(
+            inputs_embeds=with_filling(embeddings, is_exact=is_exact)[None],
+            position_ids=with_filling(positions.T, is_exact=is_exact).T[:, None],
+            use_cache=True,
+            packed_batch=batch,
+            **{self._cache_argument: _cache_of(batch)},
+            **arguments,
+        )
+        return found.last_hidden_state[0, :num_tokens]
+
+
+def rows_of_pieces(pieces: Sequence[Piece]) -> list[int]:
+    """Return which tokens of a batch have wanted logits: the last of each piece, or all of a whole one."""
+    rows: list[int] = []
+    end = 0
+    for piece in pieces:
+        end += len(piece.ids)
+        rows.extend(range(end - piece.num_rows, end))
+    return rows
+
+
+def with_filling(rows: torch.Tensor, *, is_exact: bool) -> torch.Tensor:
+    """Return rows, (n, width), with zeros behind them where there are too few."""
+    num_filling = filled_up(len(rows), is_exact=is_exact) - len(rows)
+    return rows if not num_filling else _cat_zeros(rows, num_filling)
+
+
+def _cat_zeros(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    import torch
+
+    return torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])])
+
+
+def cache_argument(model: Any) -> str:
+    """Return what `forward` calls the cache: transformers renamed it in the 5.2x releases, model by model."""
+    import inspect
+
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _filled_batch(pieces: Sequence[Piece], pool: KvPool, device: Any, *, is_exact: bool) -> Batch:
+    """Return the pieces as a batch, with tokens of the spare slot behind them where there are too few."""
+    num_tokens = sum(len(piece.ids) for piece in pieces)
+    num_filling = filled_up(num_tokens, is_exact=is_exact) - num_tokens
+    filling = [Piece(pool.spare_slot, 0, [0] * num_filling)] if num_filling else []
+    return Batch([*pieces, *filling], pool, device)
+
+
+def filled_up(num_rows: int, *, is_exact: bool) -> int:
+    """Return how many rows a batch of so many has once it is filled up; see `MIN_ROWS`."""
     return num_rows if num_rows >= MIN_ROWS or (num_rows == 1 and not is_exact) else MIN_ROWS
 
 

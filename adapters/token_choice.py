@@ -61,7 +61,7 @@ class TokenChoice:
         self._counts: torch.Tensor | None = None
         self._mask = mask
         self._processors, self._needs_history = _processors(params, len(prompt), ends, device, bad_words)
-        self._history = torch.tensor([prompt], device=device) if self._needs_history else None
+        self._history = torch.tensor([prompt], dtype=torch.long, device=device) if self._needs_history else None
         self._generator = torch.Generator(device=device)
         if params.seed is None:
             self._generator.seed()

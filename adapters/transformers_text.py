@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from omni_bus.engine import Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
+    from omni_bus.wire.prompt import Prompt
 
 CPU_PREFILL_CHUNK = 64
 """Tokens at which a CPU's matrix products are already limited by arithmetic: more would only lengthen the step."""
@@ -183,8 +184,12 @@ class TransformersText(StepEngine):
             device=self._device,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
-        self._forward = PackedForward(model, self._pool)
+        self._forward = self._forward_on(model, self._pool)
         self._warm_up(model, report)
+
+    def _forward_on(self, model: Any, pool: KvPool) -> PackedForward:
+        """Return what runs the model on batches."""
+        return PackedForward(model, pool)
 
     def _check_layers(self, loader: ModelLoader, config: Any) -> None:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -200,7 +205,7 @@ class TransformersText(StepEngine):
         try:
             with torch.inference_mode():
                 probe = KvPool(1, 1)
-                PackedForward(model, probe)([Piece(0, 0, [0])])
+                self._forward_on(model, probe)([Piece(0, 0, [0])])
                 self._check_memory(probe.place_bytes * self._pool.num_places)
                 self._forward([Piece(0, 0, [0] * half)])
                 report("warming up", 0.5)
@@ -236,7 +241,7 @@ class TransformersText(StepEngine):
             raise Overloaded(f"all {self.max_resident} slots (max_resident) are taken")
         prompt = self._model.read(inputs.get("prompt", []))
         text = self._model.text(prompt)
-        ids = self._model.token_ids(prompt, text)
+        ids = self._token_ids(prompt, text, inputs)
         self._model.check(request, prompt, len(ids))
         running = _Running(
             id=request.id,
@@ -248,6 +253,11 @@ class TransformersText(StepEngine):
         )
         self._free_slots.pop()
         self._running[request.id] = running
+
+    def _token_ids(self, prompt: Prompt, text: str | None, inputs: dict[str, list[Payload]]) -> list[int]:
+        """Return the prompt's tokens; `inputs` have what comes beside it."""
+        del inputs
+        return self._model.token_ids(prompt, text)
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request whose prompt is read, and go on with prompts, the first named first."""

@@ -227,8 +227,8 @@ def speakers_of(pipeline: Pipeline) -> tuple[str, ...]:
     asked = list(sources_of(pipeline, SOUND))
     for stage in asked:
         incoming = [edge for edge in pipeline.edges if edge.target == stage]
-        if incoming and all(edge.kind == "codes" for edge in incoming):
-            asked += [edge.source for edge in incoming if edge.source != IN]
+        if any(edge.kind == "codes" for edge in incoming):
+            asked += [edge.source for edge in incoming if edge.kind == "codes" and edge.source != IN]
         else:
             found[stage] = None
     return tuple(found)

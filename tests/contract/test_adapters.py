@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import shutil
 import sys
@@ -34,6 +35,7 @@ from omni_bus.wire.payloads import (
     Audio,
     Blob,
     Codes,
+    Hidden,
     Image,
     Json,
     Latents,
@@ -69,7 +71,7 @@ class Sample(msgspec.Struct, frozen=True):
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}
     tiny: str = ""
-    """A model that `tiny` makes, with random weights; its folder is the option `model`."""
+    """What makes a model with random weights, in `tiny` or the module before the dot; its folder is `model`."""
     far: str = ""
     """A deployment that runs meanwhile; its gateway's address is the option `base_url`."""
     failing_params: dict[str, Any] | None = None
@@ -124,6 +126,23 @@ def _codes(*seeds: int) -> Codes:
     """Return a frame of four codes for each number."""
     data = array("i", [(seed * (k + 3)) % 32 for seed in seeds for k in range(4)])
     return Codes(len(seeds), 4, 12.5, Blob(memoryview(data).cast("B")))
+
+
+def _thought(*seeds: int) -> Ports:
+    """Return what a tiny thinker says of a prompt of three tokens and a token of its reply for each number."""
+    prompt = array("f", [1, 20, 30] + [0, 1, 2] * 3)
+    rows = array("f", [((seed * 7 + k * 3) % 11 - 5) / 3 for seed in (1, 2, 3, *seeds) for k in range(64)])
+    hidden = Hidden(0, "float32", (3 + len(seeds), 64), Blob(memoryview(rows).cast("B")))
+    return {
+        "prompt_tokens": [Tensor("float32", (4, 3), Blob(memoryview(prompt).cast("B")))],
+        "hidden": [hidden],
+    }
+
+
+def _voiced(*codes: int) -> Ports:
+    data = [array("i", codes[i : i + 4]) for i in range(0, len(codes), 4)]
+    pieces = [Codes(len(each), 1, 50.0, Blob(memoryview(each).cast("B"))) for each in data]
+    return {"voice": [Json("Ethan")], "codes": pieces}
 
 
 def _prompt(text: str) -> Ports:
@@ -263,6 +282,37 @@ SAMPLES: dict[str, Sample] = {
         tiny="vits",
         streamed_port="text",
         packages=("torch", "transformers", "sentencex"),
+        is_model=True,
+    ),
+    "omni-thinker": Sample(
+        _chat("Hello"),
+        _chat("Tell me a story about a dragon."),
+        _NOT_CHAT,
+        {"temperature": -1.0},
+        params=_GREEDY,
+        tiny="tiny_omni.qwen2_5",
+        packages=("torch", "transformers", "llguidance", "PIL", "soxr"),
+        is_model=True,
+    ),
+    "omni-talker": Sample(
+        _thought(4, 5, 6),
+        _thought(8, 2),
+        {"prompt_tokens": [Json({})], "hidden": [Json({})]},
+        {"temperature": -1.0},
+        params={"temperature": 0.0, "min_tokens": 4, "max_tokens": 6},
+        tiny="tiny_omni.qwen2_5",
+        packages=("torch", "transformers"),
+        is_model=True,
+    ),
+    "omni-code2wav": Sample(
+        _voiced(*range(1, 50)),
+        _voiced(*range(50, 90)),
+        {"voice": [Json("Ethan")], "codes": [Json({})]},
+        {"seed": -1},
+        params={"seed": 1},
+        tiny="tiny_omni.qwen2_5",
+        streamed_port="codes",
+        packages=("torch", "transformers"),
         is_model=True,
     ),
     "vllm": Sample(
@@ -547,9 +597,9 @@ def sample(name: str) -> Sample:
 def options(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     sample = SAMPLES[name]
     if sample.tiny:
-        import tiny  # type: ignore[import-not-found] (put on the path above)
-
-        yield sample.options | {"model": getattr(tiny, sample.tiny)(tmp_path_factory.mktemp(sample.tiny))}
+        module, _, function = sample.tiny.rpartition(".")
+        save = getattr(importlib.import_module(module or "tiny"), function)
+        yield sample.options | {"model": save(tmp_path_factory.mktemp(function))}
         return
     if not sample.far:
         yield sample.options
@@ -953,7 +1003,7 @@ async def test_generator_left_alone_takes_few_inputs(streamer: StreamingEngine, 
     port = sample.streamed_port
     if not port:
         pytest.skip("makes nothing before its input is complete")
-    inputs = ListedInputs({port: sample.inputs[port] * 500})
+    inputs = ListedInputs({**sample.inputs, port: sample.inputs[port] * 500})
     stream = start_streaming(streamer, inputs, sample.params)
     assert await stream.pull() is not None
     for _ in range(1000):

@@ -1,0 +1,153 @@
+"""The vocoder stage of an omni model: codes to sound while they still come."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from adapters.handover import on_thread, start_threads
+from adapters.omni.families import family_of
+from adapters.sound import pcm16
+from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
+from omni_bus.errors import BadInput, StageFailed, StartFailed
+from omni_bus.wire.frames import Finish
+from omni_bus.wire.payloads import Audio, Codes, Json, Payload, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import torch
+
+    from adapters.omni.vocoder import SoundStream, Vocoder
+    from omni_bus.engine import Context, Report
+
+NAME = "omni-code2wav"
+
+
+class Code2WavOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of the stage's table."""
+
+    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Streams that are open at once; their pieces take turns on one thread."""
+
+
+class Code2WavParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request may set."""
+
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 2)] | None = None
+    """Of the noise that sound is made from, in models that have any; None draws a fresh one."""
+
+
+class OmniCode2Wav(StreamingEngine):
+    """Codes in, PCM out: s16, mono. Models whose vocoder has voices are told which on ``voice``."""
+
+    accepts: ClassVar[dict[str, str]] = {"codes": "codes", "voice": "json"}
+    optional_inputs: ClassVar[frozenset[str]] = frozenset({"voice"})
+    emits: ClassVar[dict[str, str]] = {"audio": "audio"}
+    Options: ClassVar[type[msgspec.Struct]] = Code2WavOptions
+    Params: ClassVar[type[msgspec.Struct]] = Code2WavParams
+
+    _vocoder: Vocoder
+
+    def __init__(self, options: Code2WavOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.max_num_seqs = options.max_num_seqs
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
+
+    @classmethod
+    def check(cls, options: Code2WavOptions) -> list[str]:
+        """Return what is wrong with the options and can be seen without loading."""
+        return check_model(NAME, options, ("torch", "transformers"))
+
+    def load(self, report: Report) -> None:
+        """Load the vocoder alone.
+
+        Raises:
+            StartFailed: the model isn't there, or its sound can't be made in pieces.
+        """
+        if problems := self.check(self.options):
+            raise StartFailed("; ".join(problems))
+        loader = ModelLoader(self.options, self.context, report)
+        family = family_of(loader)
+        start_threads(self._thread, 1)
+        report("warming up", 0.0)
+        try:
+            self._vocoder = family.vocoder(loader)
+        except ValueError as error:
+            raise loader.refused(f"its sound can't be made in pieces: {error}") from error
+        report("warming up", 1.0)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown()
+
+    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
+        """Decode one stream; no codes give no sound.
+
+        Raises:
+            BadInput: what came are no codes.
+            StageFailed: they are another model's, or the vocoder failed.
+        """
+        seed = secrets.randbelow(2**32 - 1) if request.params.seed is None else request.params.seed
+        stream: SoundStream | None = None
+        num_samples = num_frames = 0
+        async for payload in inputs.port("codes"):
+            codes = self._codes(payload)
+            num_frames += len(codes)
+            if stream is None:
+                stream = self._vocoder.begin(await self._voice(inputs), seed)
+            piece = await on_thread(self._thread, self._decode_blocking, stream, codes, False)
+            if piece.num_frames:
+                num_samples += piece.num_frames
+                yield "audio", piece
+        if stream is not None:
+            piece = await on_thread(self._thread, self._decode_blocking, stream, None, True)
+            if piece.num_frames:
+                num_samples += piece.num_frames
+                yield "audio", piece
+        yield Finish(detail={"seconds": num_samples / self._vocoder.rate_hz, "audio_tokens": num_frames})
+
+    async def _voice(self, inputs: Inputs) -> str:
+        if not self._vocoder.has_voices:
+            return ""
+        async for piece in inputs.port("voice"):
+            if not isinstance(piece, Json) or not isinstance(piece.value, str):
+                raise BadInput(f"voice: {kind_of(piece)} came (allowed: json, a name)", field="voice")
+            return piece.value
+        raise StageFailed("codes came without the name of their voice")
+
+    def _codes(self, payload: Payload) -> torch.Tensor:
+        """Return checked codes, (frames, codebooks)."""
+        import numpy as np
+        import torch
+
+        if not isinstance(payload, Codes):
+            raise BadInput(f"codes: {kind_of(payload)} came (allowed: codes)", field="codes")
+        vocoder = self._vocoder
+        # Only a stage sends codes: that these are another model's is no fault of the caller.
+        if payload.num_codebooks != vocoder.num_codebooks:
+            raise StageFailed(
+                f"codes of {payload.num_codebooks} codebooks came; the vocoder has {vocoder.num_codebooks}"
+            )
+        values = np.frombuffer(payload.data.view, "<i4").reshape(-1, payload.num_codebooks).astype(np.int64)
+        codes = torch.from_numpy(values)
+        if len(codes) and (int(codes.min()) < 0 or int(codes.max()) >= vocoder.codebook_size):
+            raise StageFailed(f"a code came that is not among the vocoder's {vocoder.codebook_size}")
+        return codes.to(vocoder.model.device)
+
+    def _decode_blocking(self, stream: SoundStream, codes: torch.Tensor | None, is_last: bool) -> Audio:  # noqa: FBT001
+        import torch
+
+        try:
+            with torch.inference_mode():
+                sound = stream.decode(codes, is_last=is_last).float().cpu()
+        except (RuntimeError, ValueError) as error:
+            raise StageFailed(f"the vocoder failed with {type(error).__name__}: {str(error)[:300]}") from error
+        if not bool(sound.isfinite().all()):
+            raise StageFailed("the vocoder computed samples that aren't finite")
+        return pcm16(sound.numpy(), self._vocoder.rate_hz)

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""An omni model in stages against its own `generate`: time to the first sound, and eight requests at once.
+
+Both sides run here, in one process, on the same random weights: the stages by turns, as processes would at best on one
+core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios.
+
+Run: ``python scripts/bench_omni.py [--tokens N] [--codes N] [--rounds N]``
+Needs torch and transformers; nothing of a deployment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "adapters"))
+
+import tiny_omni  # type: ignore[import-not-found] (put on the path above)
+from staged import Staged  # type: ignore[import-not-found] (put on the path above)
+
+from adapters.omni.code2wav import OmniCode2Wav
+from adapters.omni.talker import OmniTalker
+from adapters.omni.thinker import OmniThinker
+from omni_bus.testing import make_engine
+
+torch: Any = importlib.import_module("torch")
+transformers: Any = importlib.import_module("transformers")
+
+QUESTION = "Tell me a story about a dragon."
+
+
+class Monolith:
+    """transformers' own `generate`."""
+
+    def __init__(self, folder: str, num_tokens: int, num_codes: int) -> None:
+        self._model: Any = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        messages = [{"role": "user", "content": QUESTION}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        self._inputs = tokenizer(text, return_tensors="pt")
+        self._lengths = {
+            "thinker_min_new_tokens": num_tokens,
+            "thinker_max_new_tokens": num_tokens,
+            "talker_min_new_tokens": num_codes,
+            "talker_max_new_tokens": num_codes,
+            "talker_eos_token_id": [tiny_omni.PAD, tiny_omni.END],
+        }
+
+    def run(self) -> float:
+        """Return the seconds that one request takes; its first sound comes with its last."""
+        begin = time.perf_counter()
+        self._model.generate(
+            **self._inputs, speaker="Ethan", thinker_do_sample=False, talker_do_sample=False, **self._lengths
+        )
+        return time.perf_counter() - begin
+
+
+class Stages(Staged):
+    """The three engines, by turns."""
+
+    def __init__(self, folder: str, num_tokens: int, num_codes: int) -> None:
+        thinker = make_engine(OmniThinker, {"model": folder, "context_length": 512})
+        talker = make_engine(OmniTalker, {"model": folder, "context_length": 512})
+        super().__init__(
+            thinker, talker, voice="Ethan", num_tokens=num_tokens, min_codes=num_codes, num_codes=num_codes
+        )
+        self._thinker_params |= {"min_tokens": num_tokens}
+        self._vocoder = make_engine(OmniCode2Wav, {"model": folder})._vocoder  # noqa: SLF001 (without a thread)
+
+    def run(self, num_requests: int) -> tuple[float, float]:
+        """Return the seconds to the first sound of all, and to the last."""
+        self._begin = time.perf_counter()
+        self._first = 0.0
+        self._streams = [self._vocoder.begin("Ethan", i) for i in range(num_requests)]
+        self._taken = [0] * num_requests
+        self.ask(*[(QUESTION,)] * num_requests)
+        return self._first, time.perf_counter() - self._begin
+
+    def _step(self, pairs: list[tuple[str, str]], answers: list[Any]) -> None:
+        super()._step(pairs, answers)
+        for index, answer in enumerate(answers):
+            codes = answer.codes[self._taken[index] :]
+            is_last = answer.talker.is_over
+            if not codes:
+                continue
+            self._taken[index] += len(codes)
+            with torch.inference_mode():
+                sound = self._streams[index].decode(torch.tensor(codes)[:, None], is_last=is_last)
+            if len(sound) and not self._first:
+                self._first = time.perf_counter() - self._begin
+
+
+def main() -> None:
+    """Measure both sides by turns and print ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--codes", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_omni.qwen2_5(Path(folder))
+        monolith = Monolith(folder, arguments.tokens, arguments.codes)
+        stages = Stages(folder, arguments.tokens, arguments.codes)
+        monolith.run()
+        stages.run(1)
+        first, total, together = [], [], []
+        for _ in range(arguments.rounds):
+            alone = monolith.run()
+            first_s, total_s = stages.run(1)
+            _, eight_s = stages.run(8)
+            first.append(first_s / alone)
+            total.append(total_s / alone)
+            together.append(8 * alone / eight_s)
+    print(f"first sound, stages / generate: {statistics.median(first):.3f} ({min(first):.3f} to {max(first):.3f})")
+    print(f"whole request, stages / generate: {statistics.median(total):.2f} ({min(total):.2f} to {max(total):.2f})")
+    print(
+        "eight requests, generate one after another / stages at once: "
+        f"{statistics.median(together):.2f} ({min(together):.2f} to {max(together):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

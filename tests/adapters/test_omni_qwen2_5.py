@@ -1,0 +1,191 @@
+"""Qwen2.5-Omni in stages against transformers' own `generate`, on the same tiny checkpoint with random weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny_omni  # type: ignore[import-not-found] (put on the path above)
+from omni_reference import (  # type: ignore[import-not-found] (put on the path above)
+    MIN_CODES,
+    NUM_CODES,
+    NUM_TOKENS,
+    Inputs,
+    to_end,
+)
+from staged import Staged  # type: ignore[import-not-found] (put on the path above)
+
+from adapters.omni.media import clip_patches
+from adapters.omni.qwen2_5 import Qwen25, talker_positions, talker_rows
+from adapters.omni.qwen2_5_vocoder import Qwen25Vocoder
+from adapters.omni.talker import OmniTalker
+from adapters.omni.thinker import OmniThinker
+from omni_bus.testing import make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+
+
+class Reference:
+    """transformers' own `generate`, all questions in one batch.
+
+    Of a batch without padding transformers 5.24 drops the attention mask, and with it what the talker's `forward` does
+    where there is one: the begin of codes is not added to the prompt, and positions have one axis. With a prompt that
+    is padded each row is what the model's authors wrote.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.model: Any = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self._inputs = Inputs(folder, 14, lambda n: ((n - 1) // 2 + 1 - 2) // 2 + 1, {"padding": "max_length"})
+        self.questions = self._inputs.questions
+        self._codes: list[list[int]] = []
+        self.begins: dict[str, torch.Tensor] = {}
+        """What the talker's decoder was given first: embeddings, positions and mask."""
+        self.model.token2wav.forward = self._take_codes
+        handle = self.model.talker.model.register_forward_pre_hook(self._take_begin, with_kwargs=True)
+        self.answers = self._generate()
+        handle.remove()
+
+    def _take_codes(self, code: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        self._codes.append(code[0].tolist())
+        return torch.zeros(2)
+
+    def _take_begin(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self.begins:
+            self.begins = {name: kwargs[name] for name in ("inputs_embeds", "position_ids", "attention_mask")}
+
+    def _generate(self) -> list[tuple[list[int], list[int]]]:
+        # By this name: else pixels would be given to the talker too, which takes none.
+        inputs = self._inputs.for_generate("thinker_pixel_values", self.questions)
+        ids, _ = self.model.generate(
+            **inputs,
+            speaker="Ethan",
+            thinker_max_new_tokens=NUM_TOKENS,
+            thinker_do_sample=False,
+            talker_do_sample=False,
+            talker_min_new_tokens=MIN_CODES,
+            talker_max_new_tokens=NUM_CODES,
+            talker_eos_token_id=[tiny_omni.PAD, tiny_omni.END],
+        )
+        texts = ids[:, inputs["input_ids"].shape[1] :].tolist()
+        return [(to_end(text), codes) for text, codes in zip(texts, self._codes, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_omni.qwen2_5(tmp_path_factory.mktemp("qwen2_5"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: str) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture(scope="module")
+def staged(folder: str) -> Iterator[Staged]:
+    thinker = make_engine(OmniThinker, {"model": folder, "prefill_chunk": 16, "context_length": 512})
+    talker = make_engine(OmniTalker, {"model": folder, "prefill_chunk": 24, "context_length": 512})
+    yield Staged(thinker, talker, voice="Ethan", num_tokens=NUM_TOKENS, min_codes=MIN_CODES, num_codes=NUM_CODES)
+    thinker.close()
+    talker.close()
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_alone_it_says_what_generate_says(staged: Staged, reference: Reference, index: int) -> None:
+    [answer] = staged.ask(reference.questions[index])
+
+    assert (answer.token_ids, answer.codes) == reference.answers[index]
+    assert answer.was_early
+
+
+def test_eight_at_once_say_what_each_says_alone(staged: Staged, reference: Reference) -> None:
+    answers = staged.ask(*reference.questions)
+
+    assert [(answer.token_ids, answer.codes) for answer in answers] == reference.answers
+
+
+def test_questions_have_different_answers(reference: Reference) -> None:
+    assert len({tuple(ids) for ids, _ in reference.answers}) >= 7
+    assert len({tuple(codes) for _, codes in reference.answers}) == 8
+
+
+# --- sound --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vocoder(reference: Reference) -> Qwen25Vocoder:
+    return Qwen25Vocoder(reference.model.token2wav, reference.model.speaker_map)
+
+
+def whole(reference: Reference, codes: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return what the model itself makes of codes."""
+    speaker = reference.model.speaker_map["Ethan"]
+    torch.manual_seed(seed)
+    arguments = {"conditioning": speaker["cond"], "reference_mel": speaker["ref_mel"]}
+    return type(reference.model.token2wav).forward(reference.model.token2wav, codes.T, **arguments)
+
+
+def in_pieces(vocoder: Qwen25Vocoder, codes: torch.Tensor, seed: int, size: int) -> torch.Tensor:
+    with torch.inference_mode():
+        stream = vocoder.begin("Ethan", seed)
+        pieces = [stream.decode(codes[i : i + size], is_last=False) for i in range(0, len(codes), size)]
+        return torch.cat([*pieces, stream.decode(None, is_last=True)])
+
+
+@pytest.mark.parametrize("num_codes", [1, 24, 75])
+def test_sound_in_pieces_is_the_whole_sound(vocoder: Qwen25Vocoder, reference: Reference, num_codes: int) -> None:
+    codes = torch.randint(0, tiny_omni.CODES, (num_codes, 1), generator=torch.Generator().manual_seed(num_codes))
+
+    sound = in_pieces(vocoder, codes, 7, 5)
+
+    assert len(sound) == num_codes * 480
+    assert sound.std() > 0.01
+    assert (sound - whole(reference, codes, 7)).abs().max() < 1e-4
+
+
+def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen25Vocoder) -> None:
+    codes = torch.randint(0, tiny_omni.CODES, (50, 1), generator=torch.Generator().manual_seed(1))
+
+    assert torch.equal(in_pieces(vocoder, codes, 7, 1), in_pieces(vocoder, codes, 7, 50))
+
+
+# --- conversions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 3, 4, 5])
+def test_talker_begins_as_generate_begins(staged: Staged, reference: Reference, index: int) -> None:
+    [answer] = staged.ask(reference.questions[index])
+    rows, prompt = answer.thinker_rows, answer.prompt_tokens
+    talker = reference.model.talker
+    speaker = reference.model.speaker_map["Ethan"]
+    with torch.inference_mode():
+        begin = reference.model.thinker.get_input_embeddings()(torch.tensor(speaker["bos_token"]))
+        codec = talker.model.embed_tokens(torch.tensor([tiny_omni.PAD, tiny_omni.BEGIN]))
+        found = talker.thinker_to_talker_proj(talker_rows(rows[: prompt.shape[1] + 1], begin, codec))
+
+    length = len(found)
+    assert (found - reference.begins["inputs_embeds"][index, -length:]).abs().max() < 1e-4
+    assert torch.equal(talker_positions(prompt[1:]), reference.begins["position_ids"][-3:, index, -length:].float())
+
+
+def test_sound_comes_to_as_many_tokens_as_the_encoder_says(reference: Reference) -> None:
+    family = Qwen25(reference.model.config)
+    lengths = torch.arange(3, 1000)
+    _, tokens = reference.model.thinker.model.audio_tower._get_feat_extract_output_lengths(lengths)
+
+    assert [family.num_audio_tokens(length) for length in lengths.tolist()] == tokens.tolist()
+
+
+def test_clip_of_one_picture_has_its_patches() -> None:
+    picture = torch.randn(6, 3, 1, 5).expand(6, 3, 2, 5).reshape(6, 30)
+
+    assert torch.equal(clip_patches(torch.stack([picture] * 4), 2), picture.repeat(2, 1))

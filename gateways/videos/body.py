@@ -102,7 +102,7 @@ class CodecOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 STAGE_NAMES = {"sound_duration": "audio_length"}
 """Fields that stages call otherwise."""
 
-FIELD_NAMES = {"audio_length": "sound_duration", PROMPT: "prompt", "text": "prompt"}
+FIELD_NAMES = {"audio_length": "sound_duration", PROMPT: "prompt", "text": "prompt", "extra": "extra_params"}
 """The way back, for refusals."""
 
 REFERENCES = {"image_reference": "images", "video_reference": "video", "audio_reference": "audio"}

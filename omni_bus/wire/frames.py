@@ -62,8 +62,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
     def nearest(self, value: int) -> int:
         """Return the number of them that is nearest to a value."""
-        most = self.first + (self.last - self.first) // self.step * self.step
-        return max(self.first, min(most, self.first + round((value - self.first) / self.step) * self.step))
+        return max(self.first, min(self._most, self.first + round((value - self.first) / self.step) * self.step))
 
     def __contains__(self, value: int) -> bool:
         return self.first <= value <= self.last and (value - self.first) % self.step == 0
@@ -72,7 +71,11 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         """What is allowed, in words."""
         if self.step == 1:
             return f"{self.first} to {self.last}"
-        return f"{self.first}, {self.first + self.step}, … up to {self.last}"
+        return f"{self.first}, {self.first + self.step}, … up to {self._most}"
+
+    @property
+    def _most(self) -> int:
+        return self.first + (self.last - self.first) // self.step * self.step
 
 
 class RouteEdge(msgspec.Struct, frozen=True, array_like=True):

@@ -423,13 +423,17 @@ def resident_bytes() -> int:
 
 
 def held_of(deployment: Running) -> tuple[Any, ...]:
-    """What a deployment holds when nobody asks it for anything: of arenas, in the folder of videos, of tensors."""
-    gc.collect()
-    num_tensors = sum(isinstance(each, torch.Tensor | Drawing) for each in gc.get_objects())
+    """What a deployment holds when nobody asks it for anything: of its arenas, and in the folder of videos."""
     links = [actor._driver._link for actor in deployment.stages.values()]
     arenas = [arena for link in links if (arena := link.statistics().arena) is not None]
     assert any(arena.written for arena in arenas), "frames went through shared memory"
-    return [(arena.used_bytes, arena.slots) for arena in arenas], endings(deployment), num_tensors
+    return [(arena.used_bytes, arena.slots) for arena in arenas], endings(deployment)
+
+
+def num_tensors() -> int:
+    """Tensors and requests that are alive in this process."""
+    gc.collect()
+    return sum(isinstance(each, torch.Tensor | Drawing) for each in gc.get_objects())
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
@@ -449,11 +453,12 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     ):
         await some_leave(NUM_FIRST)  # threads, caches and pools are there once the first have been
         await until_idle(deployment, session)
-        held, resident = held_of(deployment), resident_bytes()
+        held, tensors, resident = held_of(deployment), num_tensors(), resident_bytes()
         await some_leave(NUM_LEAVERS)
         await until_idle(deployment, session)
         while held_of(deployment) != held:  # what readers gave back is on its way
             await get(session, "")
+        assert num_tensors() <= tensors
         assert resident_bytes() - resident < MAX_GROWTH_BYTES
         assert (await get(session, ""))[1]["data"] == []
         job = await until(session, (await create(session))["id"])

@@ -436,6 +436,7 @@ def num_tensors() -> int:
     return sum(isinstance(each, torch.Tensor | Drawing) for each in gc.get_objects())
 
 
+@pytest.mark.slow
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     model: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

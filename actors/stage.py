@@ -151,7 +151,7 @@ class StageActor:
             OmniBusError: what the engine says to the person who starts the deployment.
         """
         await self._thread.run(lambda: self.engine.load(self._report))
-        self._perform(self._member.ready(self.engine.context_length))
+        self._perform(self._member.ready(self.engine.context_length, self.engine.ranges))
         logger.info("phase", extra={"fields": {"phase": "ready", "fraction": 1.0}})
 
     @property

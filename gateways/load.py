@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omni_bus.errors import Unavailable
+from omni_bus.wire.frames import Range
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -68,3 +71,13 @@ async def context_lengths(client: BusClient) -> dict[str, int]:
         if (length := row.get("context_length")) is not None:
             lengths[row["stage"]] = min(length, lengths.get(row["stage"], length))
     return lengths
+
+
+async def ranges_of(client: BusClient) -> dict[str, dict[str, Range]]:
+    """Return the values that each stage's model takes of parameters, where its replicas have told.
+
+    Nothing if the coordinator does not answer.
+    """
+    status = await ask_status(client)
+    rows = [] if status is None else status["actors"]
+    return {row["stage"]: msgspec.convert(row["ranges"], dict[str, Range]) for row in rows if "ranges" in row}

@@ -172,9 +172,9 @@ class OpenAIGateway(HttpGateway):
             self.client, self._models, self._media, self.options
         )
         self._video_pool = VideoPool()
-        reader = VideoReader(self._models, self._media, media, self.options, settings_of(self.options))
+        reader = VideoReader(self.client, self._models, self._media, media, self.options, settings_of(self.options))
         self._videos = VideosRoutes(self.client, reader, self._video_pool, self.options, self.state_dir)
-        self._live_video = videos_live.LiveVideoRoute(self.client, self._models, reader, self._video_pool, self.options)
+        self._live_video = videos_live.LiveVideoRoute(self.client, reader, self._video_pool, self.options)
         self._realtime = realtime.RealtimeRoute(
             self.client,
             self._models,

@@ -136,10 +136,10 @@ def can_make_sound(pipeline: Pipeline) -> bool:
 
 
 def can_make_video(pipeline: Pipeline) -> bool:
-    """Whether it makes the video that a text describes."""
-    inputs, outputs = {**VIDEO_INPUTS, INTERACTIONS: "json"}, {**VIDEO_OUTPUTS, INTERACTIONS: "json"}
+    """Whether it makes the video that a text describes, as it is or as a message to whoever rewrites it."""
+    inputs, outputs = {**VIDEO_INPUTS, MESSAGES: "json", INTERACTIONS: "json"}, {**VIDEO_OUTPUTS, INTERACTIONS: "json"}
     return (
-        pipeline.inputs.get(PROMPT) == "text"
+        bool({(PROMPT, "text"), (MESSAGES, "json")} & pipeline.inputs.items())
         and "video" in pipeline.outputs
         and all(inputs.get(port) == kind for port, kind in pipeline.inputs.items())
         and all(outputs.get(port) == kind for port, kind in pipeline.outputs.items())

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
 from omni_bus.errors import BadInput, Unavailable
 from omni_bus.ids import RequestId
-from omni_bus.wire.frames import Finish
+from omni_bus.wire.frames import Finish, Range
 from omni_bus.wire.payloads import Blob, Payload, ordinary_memory
 
 if TYPE_CHECKING:
@@ -142,6 +143,12 @@ class Engine(ABC):
 
     context_length: int | None = None
     """Tokens of prompt and answer together, set by `load`; None where there is no such limit."""
+
+    ranges: Mapping[str, Range] = MappingProxyType({})
+    """Whole numbers that the loaded model takes of parameters, where these are fewer than `Params` says, set by `load`.
+
+    Gateways refuse others at once. The engine refuses them too: a request may come before a gateway knows.
+    """
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options

@@ -10,8 +10,9 @@ from typing import Any
 from adapters.diffusion import media
 from adapters.diffusion.families import Family
 from adapters.diffusion.options import DiffusionOptions
-from adapters.diffusion.params import DiffusionParams
+from adapters.diffusion.params import MAX_SIDE, MIN_SIDE, DiffusionParams
 from omni_bus.errors import BadInput, MediaTooLarge, StartFailed, did_you_mean
+from omni_bus.wire.frames import Range
 from omni_bus.wire.payloads import Audio, Image, Payload, Text, Video, kind_of
 
 OURS = frozenset({
@@ -62,6 +63,14 @@ class Call:
         self._frames_multiple = _first_int(
             pipeline, "vae_scale_factor_temporal", "vae_temporal_compression_ratio", default=1
         )
+
+    def ranges(self) -> dict[str, Range]:
+        """Return the sizes that the model takes, by parameter."""
+        multiple = self._side_multiple
+        sides = Range(-(-MIN_SIDE // multiple) * multiple, MAX_SIDE, multiple)
+        frames = Range(1, self._options.max_num_frames, self._frames_multiple)
+        found = {"width": sides, "height": sides, "num_frames": frames}
+        return {name: each for name, each in found.items() if name in self.takes}
 
     def _longest_sound(self) -> float:
         longest = self._options.max_audio_length

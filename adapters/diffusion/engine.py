@@ -82,6 +82,8 @@ class Diffusers(StepEngine):
             raise self._loader.refused(f"{family.class_name} doesn't say how long its sound is, or at which rate")
         self._work = Work(self._pipeline, self._call.takes, self._prompts, self.context.allocate, self._call.rate_hz)
         self._work.publishes_frames = family.publishes_frames
+        settable = self.Params.__struct_fields__
+        self.ranges = {name: allowed for name, allowed in self._call.ranges().items() if name in settable}
         if self._pool is None:
             num_threads = self.num_slots(self.options)  # one for each request that may be under way
             self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=self.name)

@@ -29,7 +29,9 @@ MAX_SEED = 2**63 - 1
 Argument: TypeAlias = str | int | float | bool | list[int | float]
 """A value of a pipeline's call that a TOML or a request may name."""
 
-Side = Annotated[int, Meta(ge=16, le=16384)]
+MIN_SIDE, MAX_SIDE = 16, 16384
+
+Side = Annotated[int, Meta(ge=MIN_SIDE, le=MAX_SIDE)]
 """Pixels; a stage's ``max_pixels`` limits both together, and its model says of what they must be multiples."""
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]

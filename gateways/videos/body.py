@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import jsonschema_rs
 import msgspec
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from omni_bus.core.pipeline import Pipeline
+    from omni_bus.wire.frames import Range
 
 VIDEO, SOUND, PROGRESS = "video", "audio", "progress"
 """Ports of pipelines that make videos."""
@@ -43,6 +44,9 @@ QUALITIES = {"high": 16, "lossless": 0}
 """Constant rate factors (`omni_bus.media.h264.Settings.quality`)."""
 
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
+
+Ranges: TypeAlias = "Mapping[str, Mapping[str, Range]]"
+"""By stage, the values that its model takes of parameters."""
 
 Side = Annotated[int, Meta(ge=1, le=16384, description="an integer from 1 to 16384")]
 Frames = Annotated[int, Meta(ge=1, le=MAX_FRAMES, description=f"an integer from 1 to {MAX_FRAMES}")]
@@ -98,7 +102,7 @@ class CodecOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 STAGE_NAMES = {"sound_duration": "audio_length"}
 """Fields that stages call otherwise."""
 
-FIELD_NAMES = {"audio_length": "sound_duration", PROMPT: "prompt", "text": "prompt"}
+FIELD_NAMES = {"audio_length": "sound_duration", PROMPT: "prompt", "text": "prompt", "extra": "extra_params"}
 """The way back, for refusals."""
 
 REFERENCES = {"image_reference": "images", "video_reference": "video", "audio_reference": "audio"}
@@ -137,12 +141,20 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of stages that the request calls otherwise."""
 
 
-def parse(body: dict[str, Any], models: Mapping[str, Pipeline], *, settings: Settings, is_live: bool = False) -> Wanted:
+def parse(
+    body: dict[str, Any],
+    models: Mapping[str, Pipeline],
+    ranges: Ranges,
+    *,
+    settings: Settings,
+    is_live: bool = False,
+) -> Wanted:
     """Return what a body asks for; whatever it uploads is not part of it.
 
     Args:
         body: fields by name, with JSON's values.
         models: pipelines by every name that clients may use.
+        ranges: what the stages' models take, as far as it is known.
         settings: how files are encoded unless the request says otherwise.
         is_live: the video is watched while it is made, and has no sound.
 
@@ -162,6 +174,7 @@ def parse(body: dict[str, Any], models: Mapping[str, Pipeline], *, settings: Set
     clip = _sized(read_fields(Clip, body), fields)
     names = _names(body)
     pipeline = _model(fields.model, models)
+    clip = _fitted(clip, pipeline, ranges, names)
     extra = dict(clip.extra_params or {})
     codec = _codec(extra.pop("video_codec_options", None))
     told = given(clip)
@@ -220,6 +233,24 @@ def _sized(clip: Clip, fields: VideoFields) -> Clip:
     if clip.width and clip.height and clip.width * clip.height > MAX_PIXELS:
         name = "size" if fields.size is not None else "width"
         raise refusal(name, f"{clip.width}x{clip.height}", f"at most {MAX_PIXELS} pixels")
+    return clip
+
+
+def _fitted(clip: Clip, pipeline: Pipeline, ranges: Ranges, names: Mapping[str, str]) -> Clip:
+    """Return the clip as long as its models can make it: `seconds` means about so long, other lengths are exact.
+
+    Raises:
+        BadInput: a model takes no such value.
+    """
+    for stage in pipeline.stages:
+        for name, allowed in ranges.get(stage, {}).items():
+            value, field = getattr(clip, name, None), names.get(name, name)
+            if value is None:
+                continue
+            if field == "seconds" and value <= allowed.last:
+                clip = msgspec.structs.replace(clip, **{name: allowed.nearest(value)})
+            elif value not in allowed:
+                raise refusal(field, value, f"{name} {allowed}" if field != name else str(allowed))
     return clip
 
 

@@ -10,15 +10,16 @@ import msgspec
 
 from gateways.forms import FRAMING_BYTES, read_form
 from gateways.http import read_json
+from gateways.load import ranges_of
 from gateways.openai_fields import flatten
-from gateways.openai_models import PROMPT, inputs_for
+from gateways.openai_models import MESSAGES, PROMPT, inputs_for
 from gateways.problems import to_problem
 from gateways.videos import body
 from omni_bus.errors import BadInput, MediaTooLarge, OmniBusError
 from omni_bus.media.sniff import HEAD_BYTES, IMAGES, kind_of
 from omni_bus.media.spool import Spool
 from omni_bus.media.store import disk_error
-from omni_bus.wire.payloads import Text, size_of
+from omni_bus.wire.payloads import Json, Text, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gateways.forms import FormOptions, Part
     from gateways.media import MediaReader
     from gateways.openai_media import MessageMedia
+    from omni_bus.client import BusClient
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.h264 import Settings
     from omni_bus.wire.payloads import Payload
@@ -53,6 +55,7 @@ class Reader:
     """Reads requests.
 
     Args:
+        client: the bus, which knows what the stages' models take.
         models: pipelines by every name that clients may use.
         media: decodes uploads, in processes of its own.
         named: reads what is named by URL or file id.
@@ -62,17 +65,19 @@ class Reader:
 
     def __init__(
         self,
+        client: BusClient,
         models: Mapping[str, Pipeline],
         media: MediaReader,
         named: MessageMedia,
         options: FormOptions,
         settings: Settings,
     ) -> None:
+        self._client = client
         self._models = models
         self._media = media
         self._named = named
         self._options = options
-        self.settings = settings
+        self._settings = settings
 
     @property
     def max_body_bytes(self) -> int:
@@ -93,12 +98,22 @@ class Reader:
                     fields = flatten(await read_json(request, self._options))
                 else:
                     fields = await self._form(request, uploads, stack)
-                wanted = body.parse(fields, self._models, settings=self.settings)
+                wanted = await self.parse(fields)
                 return await self.complete(wanted, uploads, caller)
         except OmniBusError as error:
             problem = to_problem(error)
             problem.must_close = request.can_read_body
             raise problem from error
+
+    async def parse(self, fields: dict[str, Any], *, is_live: bool = False) -> body.Wanted:
+        """Return what fields ask for (`body.parse`), by what the stages' models take at this moment.
+
+        Raises:
+            Problem: 400 or 404.
+            BadInput: a field is not what is allowed.
+        """
+        ranges = await ranges_of(self._client)
+        return body.parse(fields, self._models, ranges, settings=self._settings, is_live=is_live)
 
     async def complete(self, wanted: body.Wanted, uploads: list[tuple[str, Spool]], caller: str) -> Request:
         """Decode what a request brings and names.
@@ -128,7 +143,10 @@ class Reader:
             if len(inputs.get(port, ())) > 1:
                 field = f"{port}_reference"
                 raise BadInput(f"{field}: {len(inputs[port])} came (allowed: one)", field=field)
-        inputs[PROMPT] = [Text(wanted.prompt)]
+        if PROMPT in ports:
+            inputs[PROMPT] = [Text(wanted.prompt)]
+        if MESSAGES in ports:
+            inputs[MESSAGES] = [Json({"messages": [{"role": "user", "content": wanted.prompt}]})]
         return Request(wanted, inputs, num_bytes)
 
     def _check_size(self, num_bytes: int, name: str) -> None:

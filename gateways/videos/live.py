@@ -20,7 +20,6 @@ from gateways.http import KEY_NAME, terms_of
 from gateways.openai_models import INTERACTIONS
 from gateways.openai_refusals import renamed
 from gateways.problems import Problem, to_problem
-from gateways.videos import body
 from gateways.videos import live_messages as messages
 from gateways.videos.making import call_of
 from omni_bus.client import Item
@@ -30,7 +29,7 @@ from omni_bus.media.video_pool import frame_slices
 from omni_bus.wire.payloads import Json, Video
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from aiohttp import WSMessage, web
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from gateways.videos.routes import VideosOptions
     from omni_bus.client import BusClient
     from omni_bus.client import Request as BusRequest
-    from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.video_pool import VideoPool
 
 PATH = "/v1/realtime/video"
@@ -52,7 +50,6 @@ class LiveVideoRoute:
 
     Args:
         client: the bus.
-        models: pipelines by every name that clients may use.
         reader: decodes references.
         pool: encodes.
         options: limits.
@@ -61,13 +58,11 @@ class LiveVideoRoute:
     def __init__(
         self,
         client: BusClient,
-        models: Mapping[str, Pipeline],
         reader: Reader,
         pool: VideoPool,
         options: VideosOptions,
     ) -> None:
         self.client = client
-        self.models = models
         self.reader = reader
         self.pool = pool
         self.options = options
@@ -128,8 +123,7 @@ class _Session:
         except TimeoutError:
             raise Problem(408, f"session.start: none came in time (allowed: {limit_s:g} s)") from None
         fields = messages.start_body(messages.read_object(_text(received)))
-        settings = self._route.reader.settings
-        wanted = body.parse(fields, self._route.models, settings=settings, is_live=True)
+        wanted = await self._route.reader.parse(fields, is_live=True)
         return await self._route.reader.complete(wanted, [], self._http[KEY_NAME])
 
     async def _make(self, request: Request) -> bool:

@@ -227,8 +227,9 @@ class CoordinatorCore:
                     actor.phase, actor.fraction = phase, fraction
                     self._rests.on_progress(actor, now)
                 return []
-            case Ready(context_length=context_length):
-                actor.is_ready, actor.phase, actor.context_length = True, "ready", context_length
+            case Ready(context_length=context_length, ranges=ranges):
+                actor.is_ready, actor.phase = True, "ready"
+                actor.context_length, actor.ranges = context_length, ranges
                 resumed = [*self._lifecycle.resume(now), *self._lifecycle.run_held(now)]
                 self._rests.compare(actor.peer.actor)
                 return [self._report_ready(actor, now), *resumed]

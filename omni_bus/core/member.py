@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omni_bus.core.edge import InEdge
     from omni_bus.errors import OmniBusError
     from omni_bus.ids import EdgeId
-    from omni_bus.wire.frames import ControlFrame
+    from omni_bus.wire.frames import ControlFrame, Range
     from omni_bus.wire.metrics import Metric
 
 COORDINATOR = "coordinator"
@@ -101,6 +101,7 @@ class Member:
         self._linked = linked
         self._metrics = metrics
         self._context_length: int | None = None
+        self._ranges: Mapping[str, Range] = {}
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
@@ -118,11 +119,13 @@ class Member:
         """Tell how far the start is."""
         return [self._to_coordinator(Progress(phase, fraction))]
 
-    def ready(self, context_length: int | None = None) -> list[Common]:
-        """Tell that this actor can serve, and how many tokens at most."""
+    def ready(
+        self, context_length: int | None = None, ranges: Mapping[str, Range] = MappingProxyType({})
+    ) -> list[Common]:
+        """Tell that this actor can serve, how many tokens at most, and which values of parameters."""
         self.is_ready = True
-        self._context_length = context_length
-        return [self._to_coordinator(Ready(context_length))]
+        self._context_length, self._ranges = context_length, ranges
+        return [self._to_coordinator(Ready(context_length, dict(ranges)))]
 
     def rested(self, number: int, error: OmniBusError | None) -> list[Common]:
         """Tell that the engine sleeps or is awake as it was told to, or why not."""
@@ -227,6 +230,7 @@ class Member:
             tuple(peer for peer in self._linked() if peer != self.coordinator),
             self._context_length,
             self.level,
+            dict(self._ranges),
         )
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:

@@ -10,9 +10,9 @@ from omni_bus.ids import Peer, Sender
 from omni_bus.wire.frames import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from omni_bus.wire.frames import Hello
+    from omni_bus.wire.frames import Hello, Range
 
 MISSED_HEARTBEATS = 5
 """So many in a row mean that an actor is lost: one can be late behind a long garbage collection, five can't."""
@@ -32,6 +32,8 @@ class Actor(msgspec.Struct):
     seen_at: float
     context_length: int | None = None
     """Of a stage's replica that is ready: tokens of prompt and answer together."""
+    ranges: Mapping[str, Range] = {}
+    """Of such a replica: the values that its model takes of parameters."""
     suspected_at: float = -1.0
     """When it had last missed all heartbeats but one."""
     level: int = 0
@@ -56,6 +58,7 @@ class Actor(msgspec.Struct):
             "is_ready": self.is_ready,
             "elapsed_s": round(now - self.since, 3),
             **({} if self.context_length is None else {"context_length": self.context_length}),
+            **({"ranges": self.ranges} if self.ranges else {}),
         }
 
 
@@ -99,6 +102,7 @@ class Membership:
             since=now if known is None else known.since,
             seen_at=now,
             context_length=hello.context_length,
+            ranges=hello.ranges,
             # It may have said this before it got the order to sleep.
             level=known.level if known is not None and known.told else hello.level,
             told=0 if known is None else known.told,

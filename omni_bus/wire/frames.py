@@ -9,7 +9,7 @@ Control frames go to and from the coordinator; data frames go straight between t
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -51,6 +51,31 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     reason: str = "stop"
     usage: Usage = Usage()
     detail: dict[str, Any] = {}
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """Whole numbers from `first` on, each `step` above the one before, none above `last`."""
+
+    first: int
+    last: int
+    step: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    def nearest(self, value: int) -> int:
+        """Return the number of them that is nearest to a value."""
+        return max(self.first, min(self._most, self.first + round((value - self.first) / self.step) * self.step))
+
+    def __contains__(self, value: int) -> bool:
+        return self.first <= value <= self.last and (value - self.first) % self.step == 0
+
+    def __str__(self) -> str:
+        """What is allowed, in words."""
+        if self.step == 1:
+            return f"{self.first} to {self.last}"
+        return f"{self.first}, {self.first + self.step}, … up to {self._most}"
+
+    @property
+    def _most(self) -> int:
+        return self.first + (self.last - self.first) // self.step * self.step
 
 
 class RouteEdge(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +178,8 @@ class Hello(Frame, frozen=True):
     """As in `Ready`."""
     level: int = 0
     """At which its engine sleeps; 0 is awake."""
+    ranges: dict[str, Range] = {}
+    """As in `Ready`."""
 
 
 class Welcome(Frame, frozen=True):
@@ -190,6 +217,8 @@ class Ready(Frame, frozen=True):
     """I can serve, up to so many tokens of prompt and answer together (None: nothing that is counted so)."""
 
     context_length: int | None = None
+    ranges: dict[str, Range] = {}
+    """Values that my model takes of parameters, where it takes some only."""
 
 
 class Heartbeat(Frame, frozen=True):

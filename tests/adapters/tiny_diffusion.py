@@ -273,8 +273,10 @@ def aura_flow() -> Any:
 
 
 def wan(name: str = "WanPipeline") -> Any:
+    # From a picture: noise beside a mask of four channels and the picture's own latents.
+    channels = 36 if name == "WanImageToVideoPipeline" else 16
     dit = D.WanTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16, text_dim=32, freq_dim=32,
+        num_attention_heads=2, attention_head_dim=12, in_channels=channels, out_channels=16, text_dim=32, freq_dim=32,
         ffn_dim=48, num_layers=2,
     )  # fmt: skip
     vae = D.AutoencoderKLWan(
@@ -449,6 +451,7 @@ PIPELINES: dict[str, Sample] = {
     "Lumina2Pipeline": Sample(lumina2, PICTURE | SHORT),
     "AuraFlowPipeline": Sample(aura_flow, PICTURE | SHORT),
     "WanPipeline": Sample(wan, CLIP | SHORT),
+    "WanImageToVideoPipeline": Sample(lambda: wan("WanImageToVideoPipeline"), CLIP | SHORT, IMAGE),
     "WanVideoToVideoPipeline": Sample(lambda: wan("WanVideoToVideoPipeline"), SIDE | FROM_PICTURE | SHORT, VIDEO),
     "LTXPipeline": Sample(ltx, CLIP | SHORT),
     "LTXImageToVideoPipeline": Sample(lambda: ltx("LTXImageToVideoPipeline"), CLIP | SHORT, IMAGE),

@@ -16,6 +16,7 @@ from omni_bus.wire.frames import (
     Ping,
     Pong,
     Progress,
+    Range,
     Ready,
     Refused,
     Rested,
@@ -78,6 +79,15 @@ def test_context_length_is_told_and_told_again(member):
     (answer,) = member.on_frame(Introduce(), 0.0)
 
     assert answer.frame.context_length == 2048
+
+
+def test_values_that_a_model_takes_are_told_and_told_again(member):
+    ranges = {"width": Range(16, 64, 16)}
+    assert member.ready(None, ranges) == [Send(COORDINATOR, Ready(None, ranges))]
+
+    (answer,) = member.on_frame(Introduce(), 0.0)
+
+    assert answer.frame.ranges == ranges
 
 
 def test_rest_is_answered_with_the_level_that_a_hello_tells_too(member):

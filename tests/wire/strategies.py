@@ -152,8 +152,8 @@ def of_type(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return texts
         case inspect.BoolType():
             return st.booleans()
-        case inspect.IntType():
-            return counts
+        case inspect.IntType(ge=least):
+            return counts if least is None else st.integers(least, 2**31 - 1)
         case inspect.FloatType():
             return seconds
         case inspect.NoneType():

@@ -85,7 +85,10 @@ def _head(loaded: Loaded) -> list[str]:
     config = loaded.config
     counts = ((len(config.stages), "stage"), (len(config.pipelines), "pipeline"), (len(config.gateways), "gateway"))
     words = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-    return [f"{loaded.path} is good: {words}; platform {detect_platform()}"]
+    lines = [f"{loaded.path} is good: {words}; platform {detect_platform()}"]
+    for line in loaded.why:
+        lines += textwrap.wrap(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    return lines
 
 
 def _merged(found: Sequence[Setting]) -> list[str]:
@@ -257,6 +260,7 @@ def _as_json(loaded: Loaded, found: Sequence[Setting], hints: Sequence[str]) -> 
         "pipelines": {name: _pipeline_json(pipeline) for name, pipeline in loaded.pipelines.items()},
         "served": loaded.served,
         "warnings": hints,
+        "why": loaded.why,
     }
 
 

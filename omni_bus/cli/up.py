@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         sockets = {key: bind_port(key, entry.host, entry.port) for key, entry in loaded.config.gateways.items()}
         deployment = _deployment(loaded, directory, args.log_level)
-        return uvloop.run(_up(deployment, directory, sockets, args, insecurities(loaded)))
+        return uvloop.run(_up(deployment, directory, sockets, args, loaded))
     except StartFailed as error:
         print(f"omni-bus up: {error.message}", file=sys.stderr)
         return EXIT_START_FAILED
@@ -117,12 +117,14 @@ async def _up(
     directory: rundir.RunDir,
     sockets: dict[str, socket.socket],
     args: argparse.Namespace,
-    insecure: list[str],
+    loaded: Loaded,
 ) -> int:
     stop = Stop(with_interrupt=True)
     display = make_display(args.log_format, sys.stdout)
     logging.getLogger().addHandler(display.handler("supervisor"))
     logging.getLogger().setLevel(args.log_level)
+    for line in loaded.why:
+        logging.getLogger(__name__).info(line)
     for hint in warnings(deployment.config.stages, available_cores()):
         logging.getLogger(__name__).warning(hint)
     urls = {name: _url(listener) for name, listener in sockets.items()}
@@ -130,7 +132,7 @@ async def _up(
         rundir.About(
             name=directory.path.name,
             pid=os.getpid(),
-            config=str(args.config or "the default configuration"),
+            config=str(args.config or args.model or "the default configuration"),
             coordinator_endpoint=deployment.coordinator_endpoint,
             gateways=urls,
         )
@@ -151,7 +153,7 @@ async def _up(
             return 0
         starting.result()
         display.ready(deployment, urls, time.monotonic() - began_at)
-        for line in insecure:  # the last that is said, so that it is seen
+        for line in insecurities(loaded):  # the last that is said, so that it is seen
             logging.getLogger(__name__).warning(line)
         await asyncio.wait({asking, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
         if supervisor.failed.done():

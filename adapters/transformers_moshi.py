@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.detokenize import Detokenizer
+from adapters.model_memory import Files
 from adapters.moshi_model import DEFAULTS, MAX_TOP_K, MimiStreams, MoshiStreams
 from adapters.random_state import MAX_SEED
 from adapters.speech_input import SpeechInput
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
     from omni_bus.ids import RequestId
 
     Samples = npt.NDArray[np.float32]
@@ -160,6 +161,12 @@ class TransformersMoshi(SessionEngine):
     def check(cls, options: MoshiOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers", "soxr"))
+
+    @classmethod
+    def memory(cls, options: MoshiOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        return files.memory(cache=files.cache(options.max_num_seqs * files.config.get("sliding_window", 0)))
 
     def load(self, report: Report) -> None:
         """Load, and speak a frame.

@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import start_threads
+from adapters.model_memory import Files
 from adapters.random_state import MAX_SEED, RandomState
 from adapters.sound import mono, resampled
 from adapters.speech_models import SPEECH_MODELS, SpeechModel
 from adapters.stepped_call import SteppedCall
-from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -29,7 +30,7 @@ from omni_bus.wire.payloads import Audio, Blob, Codes, Payload, Text, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
     from omni_bus.ids import RequestId
 
 NAME = "transformers-speech"
@@ -97,6 +98,13 @@ class TransformersSpeech(StepEngine):
     def check(cls, options: SpeechOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers", "soxr"))
+
+    @classmethod
+    def memory(cls, options: SpeechOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        held = max(options.max_resident, options.max_num_seqs)
+        return files.memory(cache=files.cache(held * files.context_length(None, DEFAULT_CONTEXT_LENGTH)))
 
     def load(self, report: Report) -> None:
         """Load, and speak a frame.

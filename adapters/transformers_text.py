@@ -17,10 +17,11 @@ from msgspec import Meta
 
 from adapters import smollm2
 from adapters.logprobs import logprobs_of, with_token_first
+from adapters.model_memory import Files
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, vocabulary_of
-from adapters.transformers_model import ModelLoader, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.answer import Answer
-    from omni_bus.engine import Report
+    from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
 
@@ -153,6 +154,17 @@ class TransformersText(StepEngine):
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
         return problems
+
+    @classmethod
+    def memory(cls, options: TransformersTextOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
+        chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
+        return files.memory(
+            cache=files.cache((options.max_resident + 1) * length),  # one slot is spare
+            activations=files.activations(chunk + options.max_num_seqs, options.max_num_seqs),
+        )
 
     def load(self, report: Report) -> None:
         """Convert the default model if it wasn't yet, load, and run a first batch.

@@ -17,7 +17,7 @@ def checkpoint(model: str = "some/model", index: Any = None, **config: Any) -> C
 
 
 def rule(name: str, **what: Any) -> ModelRule:
-    sets = {key: frozenset(value) if isinstance(value, list) else value for key, value in what.items()}
+    sets: dict[str, Any] = {key: frozenset(value) if isinstance(value, list) else value for key, value in what.items()}
     return ModelRule(name=name, config=name, reason="", stages=(), pipeline="p", **sets)
 
 

@@ -12,12 +12,14 @@ from adapters import ADAPTERS
 from gateways import GATEWAYS
 from omni_bus.cli.model import ModelDeployment, deploy
 from omni_bus.config.layer import DEFAULT, Origin, Problem, show_path
+from omni_bus.config.ledger import Ledger, account
 from omni_bus.config.load import Loaded, load
 from omni_bus.config.validate import show_problem
 from omni_bus.engine import Engine
 from omni_bus.errors import ConfigError
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
 from omni_bus.runtime.exposure import exposures, security_problems
+from omni_bus.runtime.memory import capacities
 
 SHIPPED_CONFIGS = Path(omni_bus.__file__).parent.parent / "configs"
 """Beside the code, in a checkout and in an installed copy."""
@@ -106,6 +108,18 @@ def named_model(args: argparse.Namespace) -> ModelDeployment | None:
     if args.config is not None:
         raise ConfigError([f"--config {args.config}: it came with the model {args.model} (allowed: one of them)"])
     return deploy(args.model, args.pipeline)
+
+
+def memory_ledger(loaded: Loaded) -> Ledger:
+    """Return what the stages take of this machine's memory.
+
+    Raises:
+        ConfigError: more than there is.
+    """
+    ledger = account(loaded.config.stages, loaded.adapters, capacities(detect_platform()))
+    if ledger.problems:
+        raise ConfigError(show_problem(problem, _origin(loaded, problem)) for problem in ledger.problems)
+    return ledger
 
 
 def is_insecure(args: argparse.Namespace, loaded: Loaded) -> bool:

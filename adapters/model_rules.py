@@ -65,7 +65,7 @@ def sees(checkpoint: Checkpoint) -> bool:
 
 
 def speech_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return where the codec is: in a CSM's own folder; where a Dia's processor says.
+    """Return where the codec is: in a CSM's own folder, else where the processor says.
 
     Raises:
         BadInput: it says nothing.
@@ -128,7 +128,7 @@ RULES: tuple[ModelRule, ...] = (
         reason="a speech language model and its codec, a stage each",
         stages=("lm",),
         pipeline="speech",
-        model_types=frozenset({"csm", "dia"}),
+        model_types=frozenset({"csm", "dia", "higgs_audio_v2"}),
         settings=speech_settings,
     ),
     ModelRule(

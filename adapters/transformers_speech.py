@@ -121,7 +121,7 @@ class TransformersSpeech(StepEngine):
         if config.model_type not in SPEECH_MODELS:
             raise loader.refused(f"it is of type '{config.model_type}' (allowed: {', '.join(sorted(SPEECH_MODELS))})")
         kind = SPEECH_MODELS[config.model_type]
-        processor = loader.part("loading processor", transformers.AutoProcessor)
+        processor = loader.part("loading processor", getattr(transformers, kind.processor_class))
         model = loader.weights(getattr(transformers, kind.auto_class), is_complete=True)
         self._speech = kind(model, processor)
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
@@ -189,6 +189,8 @@ class TransformersSpeech(StepEngine):
             if params.reference_text is not None:
                 raise BadInput("reference_text: it came without a reference (allowed: null)", field="reference_text")
             return None
+        if not self._speech.takes_reference:
+            raise BadInput("reference: the model can't be given a voice here (allowed: no sound)", field="reference")
         if len(payloads) > 1 or not isinstance(payloads[0], Audio):
             raise BadInput(f"reference: {len(payloads)} payloads came (allowed: one sound)", field="reference")
         sound, longest = payloads[0], self.options.max_reference_s
@@ -216,8 +218,9 @@ class TransformersSpeech(StepEngine):
                 for name, value in prompt.items()
                 if isinstance(value, torch.Tensor)
             }
+            frames = self._speech.frames()
             with torch.inference_mode():
-                module.generate(**arguments, **settings, streamer=_Streamer(self._speech, put))
+                self._speech.generate(module, arguments | settings, lambda tokens: put(frames.add(tokens)))
         finally:
             for part, config in configs:
                 part.generation_config = config
@@ -263,25 +266,6 @@ class TransformersSpeech(StepEngine):
         """Drop a request; its thread is free when this returns."""
         if (speech := self._live.pop(request, None)) is not None:
             speech.call.close()
-
-
-class _Streamer:
-    """What `generate` hands its tokens to: first the prompt, then each step's."""
-
-    def __init__(self, speech: SpeechModel, put: Callable[[list[list[int]]], None]) -> None:
-        self._frames = speech.frames()
-        self._put = put
-        self._is_prompt = True
-
-    def put(self, tokens: Any) -> None:
-        """Take tokens; returns when the request's next step begins."""
-        if self._is_prompt:
-            self._is_prompt = False
-        else:
-            self._put(self._frames.add(tokens.flatten().tolist()))
-
-    def end(self) -> None:
-        """Nothing more comes; the end of the call says that too."""
 
 
 def _text_of(payloads: list[Payload]) -> str:

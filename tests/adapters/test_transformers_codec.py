@@ -50,12 +50,14 @@ class Codec:
             return self.whole.decode(audio_codes=codes).audio_values.flatten()
 
 
-@pytest.fixture(scope="module", params=["mimi", "dac"])
+@pytest.fixture(scope="module", params=["mimi", "dac", "xcodec"])
 def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mimi":
         csm: Any = transformers.CsmForConditionalGeneration.from_pretrained(tiny.csm(folder))
         whole = csm.codec_model
+    elif request.param == "xcodec":
+        whole = transformers.XcodecModel.from_pretrained(tiny.xcodec(folder))
     else:
         whole = transformers.DacModel.from_pretrained(tiny.dac(folder))
     codec = Codec(str(folder), whole)

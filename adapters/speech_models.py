@@ -69,7 +69,7 @@ class Delayed(Frames):
 
 
 class Staircase(Frames):
-    """Codebook k comes k steps late, after a frame of begin tokens; one of nothing but end tokens ends the sound (Higgs).
+    """Codebook k comes k steps late, after a frame of begin tokens; one of end tokens alone ends the sound (Higgs).
 
     Args:
         num_codebooks: codes of a frame.

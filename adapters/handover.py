@@ -62,7 +62,7 @@ async def on_thread(pool: ThreadPoolExecutor, function: Callable[..., T], *args:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         if not call.cancel():  # it has begun
-            await asyncio.wait([future])
+            await error_of(future)  # what it raised is nobody's concern any more, and no news for the log
         raise
 
 

@@ -1,4 +1,4 @@
-"""Synthetic text, relay, speech, image and video: engines for load and fault tests, not models.
+"""Synthetic text, relay, speech and image: engines for load and fault tests, not models.
 
 Each carries a marker from its input to its output, takes as many steps and as much time as it is told, and fails,
 hangs, crashes or grows on request (`adapters.synthetic_work`). `adapters.synthetic_marks` reads the output back.
@@ -25,10 +25,10 @@ from adapters.synthetic_work import (
     WorkParams,
     plan_of,
 )
-from omni_bus.engine import Allocate, EngineRequest, Finished, Inputs, Output
+from omni_bus.engine import EngineRequest, Finished, Inputs, Output
 from omni_bus.errors import BadInput, InputTooLarge
 from omni_bus.wire.frames import Finish, Usage
-from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, Video, kind_of
+from omni_bus.wire.payloads import Audio, Blob, Image, Json, Payload, Text, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Token
     from omni_bus.wire.prompt import Prompt
-
-MAX_PROMPT_CHARACTERS = 4096
-"""What a video's prompt is cut to while it streams in."""
 
 Side = Annotated[int, msgspec.Meta(ge=MIN_SIDE, le=4096)]
 PieceBytes = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
@@ -421,73 +418,3 @@ class SyntheticImage(SyntheticSteps):
         if is_last:
             events.append(Finished(request, Finish(detail={"steps": plan.steps})))
         return events
-
-
-# --- video --------------------------------------------------------------------------------------------------
-
-
-class VideoOptions(StreamingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `SyntheticVideo`."""
-
-    frames: Amount = 24
-    """Frames of each video."""
-    frames_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 4
-    """Frames that one step makes and one chunk carries."""
-    fps: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 24
-    """Frames to show in a second."""
-    width: Side = 256
-    """Pixels."""
-    height: Side = 256
-    """Pixels; a frame is width * height * 3 bytes."""
-
-
-class VideoParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request may set on `SyntheticVideo`."""
-
-    frames: Amount | None = None
-    frames_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    fps: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
-    width: Side | None = None
-    height: Side | None = None
-
-
-class SyntheticVideo(SyntheticStream):
-    """Makes frames that say their prompt and index, a chunk at a time."""
-
-    accepts: ClassVar[dict[str, str]] = {"prompt": "text"}
-    emits: ClassVar[dict[str, str]] = {"video": "video"}
-    Options = VideoOptions
-    Params = VideoParams
-
-    async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
-        """Read the prompt to its end, then make frames."""
-        plan: VideoOptions = plan_of(self.options, request.params)
-        with Progress(self._workload, plan) as progress:
-            marker = await _read_marker(inputs)
-            for first in range(0, plan.frames, plan.frames_per_chunk):
-                await progress.step()
-                if "video" in request.outputs:
-                    end = min(first + plan.frames_per_chunk, plan.frames)
-                    yield "video", _video(plan, marker, range(first, end), self.context.allocate)
-        yield Finish(detail={"frames": plan.frames})
-
-
-async def _read_marker(inputs: Inputs) -> str:
-    """Read the prompt to its end; only its beginning is kept, of which the marker is made."""
-    text: str | None = None
-    async for piece in inputs.port("prompt"):
-        if not isinstance(piece, Text):
-            raise BadInput(f"prompt: {kind_of(piece)} came (allowed: text)", field="prompt")
-        text = ((text or "") + piece.text)[:MAX_PROMPT_CHARACTERS]
-    if text is None:
-        raise BadInput("prompt: nothing came (allowed: text)", field="prompt")
-    return marker_of(text)
-
-
-def _video(plan: VideoOptions, marker: str, frames: range, allocate: Allocate) -> Video:
-    size = 3 * plan.width * plan.height
-    data = allocate(len(frames) * size)
-    for i, frame in enumerate(frames):
-        mark = PictureMark(marker, frame, plan.frames)
-        write_picture(mark, plan.height, plan.width, data.view[i * size : (i + 1) * size])
-    return Video(frames.start, len(frames), plan.height, plan.width, 1, plan.fps, data)

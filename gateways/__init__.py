@@ -3,4 +3,5 @@
 GATEWAYS: dict[str, str] = {
     "openai": "gateways.openai:OpenAIGateway",
     "moshi": "gateways.moshi:MoshiGateway",
+    "openpi": "gateways.robot.openpi:OpenPIGateway",
 }

@@ -43,11 +43,18 @@ def byte_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 async def send_file(
-    request: web.Request, store: Store, entry: Entry, *, filename: str, write_timeout_s: float
+    request: web.Request,
+    store: Store,
+    entry: Entry,
+    *,
+    filename: str,
+    write_timeout_s: float,
+    content_type: str = "application/octet-stream",
 ) -> web.StreamResponse:
     """Answer with a file's bytes, or with the range that was asked for.
 
-    They are called an attachment of no known type: whatever a caller uploaded is never a page of this server.
+    They are called an attachment, of no known type unless we made them: whatever a caller uploaded is never a page of
+    this server.
 
     Args:
         request: a GET or HEAD.
@@ -55,6 +62,7 @@ async def send_file(
         entry: the file.
         filename: what to call it.
         write_timeout_s: a client that takes nothing for so long is treated as gone.
+        content_type: of what this server made itself.
 
     Raises:
         Problem: 416; 404 if the file went in this moment.
@@ -68,7 +76,7 @@ async def send_file(
     response = web.StreamResponse(
         status=206 if wanted else 200,
         headers={
-            "Content-Type": "application/octet-stream",
+            "Content-Type": content_type,
             "Content-Disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(filename, safe='')}",
             "X-Content-Type-Options": "nosniff",
             "Accept-Ranges": "bytes",
@@ -88,14 +96,19 @@ async def send_file(
             if not piece:
                 raise ConnectionAbortedError("the file is shorter than it was")
             start += len(piece)
-            await _write(request, response, piece, write_timeout_s)
+            await write(request, response, piece, write_timeout_s)
     finally:
         os.close(fd)
     await response.write_eof()
     return response
 
 
-async def _write(request: web.Request, response: web.StreamResponse, piece: bytes, timeout_s: float) -> None:
+async def write(request: web.Request, response: web.StreamResponse, piece: bytes, timeout_s: float) -> None:
+    """Write a piece and wait until the client has taken enough of what came before.
+
+    Raises:
+        ConnectionError: it took nothing in time, or is gone.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             await response.write(piece)

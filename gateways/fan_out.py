@@ -41,6 +41,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The ends of its outputs say what its stages did."""
 
 
+@asynccontextmanager
+async def opened(client: BusClient, call: Call, terms: Terms) -> AsyncIterator[Request]:
+    """Run one call: within the block it was admitted and is fed; leaving early cancels it."""
+    async with await _submit(client, call, terms) as request, _fed(request, call):
+        yield request
+
+
 async def run_all(
     client: BusClient, calls: Sequence[Call], terms: Terms
 ) -> AsyncGenerator[tuple[int, RequestEvent], None]:
@@ -53,7 +60,7 @@ async def run_all(
         OmniBusError: the first that any of them ended with.
     """
     if len(calls) == 1:
-        async with await _submit(client, calls[0], terms) as request, _fed(request, calls[0]):
+        async with opened(client, calls[0], terms) as request:
             async for event in request:
                 yield 0, event
         return
@@ -101,7 +108,7 @@ class Taker(Protocol):
 
 
 async def take_all(client: BusClient, calls: Sequence[Call], terms: Terms, taker: Taker) -> None:
-    """Run calls and hand over what comes; as `run_all`, at half its cost for an event where there is but one call.
+    """Run calls and hand over what comes, as `run_all` yields it; where there is but one call, without a task for each.
 
     Raises:
         OmniBusError: the first that any of them ended with.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import typing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,29 +25,38 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
         BadInput: a field is missing or has another type or value.
     """
     values: dict[str, Any] = {}
-    for field in _fields_of(cls):
-        name = f"{prefix}{field.encode_name}"
-        raw = body.get(field.encode_name)
+    for field, key, kind, is_required in _fields_of(cls):
+        raw = body.get(key)
         if raw is None:
-            if field.required:
-                raise BadInput(f"{name}: missing (allowed: {_words(field.type)})", field=name)
+            if is_required:
+                raise BadInput(f"{prefix}{key}: missing (allowed: {_words(kind)})", field=f"{prefix}{key}")
             continue
         try:
-            values[field.name] = msgspec.convert(raw, field.type)
+            values[field] = msgspec.convert(raw, kind)
         except msgspec.ValidationError:
-            raise refusal(name, raw, _words(field.type)) from None
+            raise refusal(f"{prefix}{key}", raw, _words(kind)) from None
     return cls(**values)
 
 
+class _Field(NamedTuple):
+    name: str
+    key: str
+    """In a body."""
+    kind: Any
+    is_required: bool
+
+
 @functools.cache
-def _fields_of(cls: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+def _fields_of(cls: type[msgspec.Struct]) -> tuple[_Field, ...]:
     """Look a Struct's fields up once: their annotations are text and would be compiled each time."""
-    return msgspec.structs.fields(cls)
+    return tuple(
+        _Field(field.name, field.encode_name, field.type, field.required) for field in msgspec.structs.fields(cls)
+    )
 
 
 def names_of(*structs: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of Structs by the names that bodies have for them."""
-    return frozenset(field.encode_name for struct in structs for field in _fields_of(struct))
+    return frozenset(field.key for struct in structs for field in _fields_of(struct))
 
 
 def refuse_unknown(body: dict[str, Any], known: Collection[str], *, prefix: str = "") -> None:

@@ -47,7 +47,7 @@ FAILURE = web.RequestKey("failure", int)
 ENCODINGS = ("identity", "gzip", "deflate")
 """Content encodings of request bodies; aiohttp passes others on undecoded."""
 
-OPEN = frozenset({"/health", "/load", "/ping", "/version", "/metrics", "/openapi.json"})
+OPEN = frozenset({"/health", "/healthz", "/load", "/ping", "/version", "/metrics", "/openapi.json"})
 """Paths that want no key and are served while the gateway drains; a WebSocket wants one on every path."""
 
 SCHEMES = ("bearer", "api-key")

@@ -42,13 +42,22 @@ from gateways.openai_chat_answer import AudioDelta
 from gateways.openai_files import FilesRoutes, check_folder
 from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
-from gateways.openai_voices import VoicesOptions, VoicesRoutes, built_in
+from gateways.openai_voices import VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
 from gateways.realtime import route as realtime
 from gateways.realtime.turn import TurnAudioEvents
+from gateways.robot import route as robots
+from gateways.robot.route import RobotRoute, RobotRouteOptions
+from gateways.videos import body as videos_body
+from gateways.videos import describe as videos_describe
+from gateways.videos import live as videos_live
+from gateways.videos.form import Reader as VideoReader
+from gateways.videos.routes import PATH as VIDEOS
+from gateways.videos.routes import SYNC_PATH, VideosOptions, VideosRoutes, settings_of
 from gateways.voices import Voices
 from omni_bus.errors import Unavailable
 from omni_bus.media.encode import EncodingPool
+from omni_bus.media.video_pool import VideoPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -59,7 +68,7 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIOptions(VideosOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a ``[gateways.NAME]`` table with ``protocol = "openai"``."""
 
     audio_delta: AudioDelta = "content"
@@ -80,6 +89,12 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
     realtime_first_event_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """A client of a duplex dialect may take so long to say its first word."""
 
+    robot_idle_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """A robot that sends nothing for so long after an answer is closed; 0: never."""
+
+    robot_multi_session_per_connection: bool = False
+    """Sessions of robots that alternate on a socket keep their states; else each change begins anew."""
+
     speech_config_timeout_s: Seconds = 10.0
     """A client of ``/v1/audio/speech/stream`` may take so long to say what it wants."""
 
@@ -88,7 +103,7 @@ class OpenAIOptions(VoicesOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenAIGateway(HttpGateway):
-    """Health, models, chat and other completions, tokens, embeddings, sound, transcriptions, files, live talks."""
+    """Health, models, completions, tokens, embeddings, sound, files, videos, live talks and clips, robots."""
 
     Options = OpenAIOptions
 
@@ -136,10 +151,25 @@ class OpenAIGateway(HttpGateway):
             max_file_bytes=self.options.max_answer_bytes,
         )
         self._speech_batch = openai_speech_batch.SpeechBatchRoute(self._speech, self._pool, self.options)
+        self._robots = RobotRoute(
+            self.client,
+            self._models,
+            self.draining,
+            self._pool,
+            RobotRouteOptions(
+                idle_timeout_s=self.options.robot_idle_timeout_s,
+                is_multi_session=self.options.robot_multi_session_per_connection,
+                write_timeout_s=self.options.write_timeout_s,
+            ),
+        )
         self._embeddings = openai_embeddings.EmbeddingsRoute(self.client, self._models, self.options)
         self._transcriptions = openai_transcriptions.TranscriptionRoutes(
             self.client, self._models, self._media, self.options
         )
+        self._video_pool = VideoPool()
+        reader = VideoReader(self._models, self._media, media, self.options, settings_of(self.options))
+        self._videos = VideosRoutes(self.client, reader, self._video_pool, self.options, self.state_dir)
+        self._live_video = videos_live.LiveVideoRoute(self.client, self._models, reader, self._video_pool, self.options)
         self._realtime = realtime.RealtimeRoute(
             self.client,
             self._models,
@@ -194,9 +224,13 @@ class OpenAIGateway(HttpGateway):
             app.router.add_post(path, handler, expect_handler=self.expect)
         for path in realtime.PATHS:
             app.router.add_get(path, self._realtime.handle, allow_head=False)
+        app.router.add_get(robots.PATH, self._robots.handle, allow_head=False)
+        if self._robots.is_served:  # robots' stock client knows a host and a port, and no path
+            app.router.add_get(robots.ROOT, self._robots.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
         self._add_transcriptions(app)
+        self._add_videos(app)
         app.cleanup_ctx.append(self._reading)
         return app
 
@@ -227,10 +261,28 @@ class OpenAIGateway(HttpGateway):
         app.router.add_post(paths["transcribe"], routes.transcribe, expect_handler=expect)
         app.router.add_post(paths["translate"], routes.translate, expect_handler=expect)
 
+    def _add_videos(self, app: web.Application) -> None:
+        videos = self._videos
+        expect = functools.partial(self.expect, max_bytes=videos.max_body_bytes)
+        app.router.add_post(VIDEOS, videos.create, expect_handler=expect)
+        app.router.add_post(SYNC_PATH, videos.sync, expect_handler=expect)
+        app.router.add_get(VIDEOS, videos.list)
+        job = f"{VIDEOS}/{{video_id:(?!sync$)[^/]+}}"
+        app.router.add_get(job, videos.retrieve)
+        app.router.add_delete(job, videos.delete)
+        app.router.add_get(f"{VIDEOS}/{{video_id}}/content", videos.content)
+        app.router.add_get(videos_live.PATH, self._live_video.handle, allow_head=False)
+        app.cleanup_ctx.append(videos.lifetime)
+
+    async def idle(self) -> None:
+        """Return when no video is being made that its caller left to us."""
+        await self._videos.board.idle()
+
     def close(self) -> None:
         """End the encoding threads."""
         super().close()
         self._pool.close()
+        self._video_pool.close()
 
     async def _report(self) -> dict[str, Any]:
         return report(await self._health.rows(), self.pipelines, is_draining=self.is_draining)
@@ -295,6 +347,7 @@ def body_schemas(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
             openai_sound.schema(),
             openai_speech_body.schema(),
             openai_speech_batch.schema(),
+            videos_body.schema(),
             *openai_transcriptions.schemas(),
         )
     }
@@ -329,6 +382,7 @@ def operations() -> list[Operation]:
         *openai_voices.OPERATIONS,
         *openai_transcriptions.OPERATIONS,
         *openai_files.OPERATIONS,
+        *videos_describe.OPERATIONS,
     ]
 
 

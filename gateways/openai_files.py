@@ -5,7 +5,6 @@ Names and types that callers give are told back to them and used for nothing els
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -20,6 +19,7 @@ from gateways.forms import FRAMING_BYTES, FormOptions, read_form
 from gateways.http import KEY_NAME, json_response
 from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
+from gateways.sweeping import Sweeper
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.media.store import Entry, Quota, Store
 
@@ -37,9 +37,6 @@ BATCH_LIFE_S = 30 * 24 * 3600
 
 MIN_LIFE_S, MAX_LIFE_S = 3600, 30 * 24 * 3600
 MAX_LISTED = 10_000
-
-SWEEP_S = 3600.0
-"""Expired files of other processes are swept so often at the latest; nobody sees them in between."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -169,8 +166,6 @@ class FilesRoutes:
 
     def __init__(self, options: FilesOptions, state_dir: str) -> None:
         self._options = options
-        self._has_expiring = asyncio.Event()
-        """A file came whose time may end before the next sweep."""
         self.store = Store(
             Path(options.files_dir).expanduser() if options.files_dir else Path(state_dir) / "files",
             Quota(
@@ -180,6 +175,7 @@ class FilesRoutes:
                 min_free_bytes=options.min_free_bytes,
             ),
         )
+        self._sweeper = Sweeper(self.store)
 
     @property
     def max_body_bytes(self) -> int:
@@ -188,22 +184,9 @@ class FilesRoutes:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Sweep as long as the application runs, then close the store (for ``app.cleanup_ctx``)."""
-        sweeping = asyncio.create_task(self._sweep())
-        yield
-        sweeping.cancel()
-        await asyncio.wait({sweeping})
+        async with self._sweeper:
+            yield
         self.store.close()
-
-    async def _sweep(self) -> None:
-        while True:
-            next_at = None
-            with contextlib.suppress(OmniBusError):  # logged by the store; the next round may find its folder well
-                next_at = await self.store.sweep()
-            wait_s = SWEEP_S if next_at is None else min(SWEEP_S, max(0.0, next_at - time.time()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._has_expiring.wait()
-            self._has_expiring.clear()
 
     # --- handlers ---------------------------------------------------------------------------------------------
 
@@ -216,7 +199,7 @@ class FilesRoutes:
             problem.must_close = request.can_read_body
             raise problem from error
         if entry.expires_at is not None:
-            self._has_expiring.set()
+            self._sweeper.has_expiring.set()
         return json_response(file_object(entry))
 
     async def _receive(self, request: web.Request) -> Entry:

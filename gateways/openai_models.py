@@ -49,13 +49,23 @@ SEGMENTS = "segments"
 EVENTS = "events"
 """The port, both ways, of pipelines that hold live conversations: what `omni_bus.core.session.codec` writes."""
 
+OBSERVATION, ACTIONS = "observation", "actions"
+"""The ports of pipelines that act: robots' policies."""
+
 PROMPT = "prompt"
-"""The input port of pipelines that make sound or music: its description."""
+"""The input port of pipelines that make sound, music or videos: the description."""
+
+VIDEO_INPUTS = {PROMPT: "text", "images": "image", "mask": "image", "video": "video", "audio": "audio"}
+VIDEO_OUTPUTS = {"video": "video", "audio": "audio", "progress": "json", "preview": "image"}
+"""Ports that routes of videos can express, and the payload kind of each."""
+
+INTERACTIONS = "interactions"
+"""The port, both ways, of pipelines that make videos, for what happens in them while they are watched."""
 
 
 def can_serve(pipeline: Pipeline) -> bool:
     """Whether some route can express the pipeline."""
-    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_converse)
+    does = (can_chat, can_embed, can_speak, can_transcribe, can_make_sound, can_make_video, can_converse, can_act)
     return any(can(pipeline) for can in does)
 
 
@@ -111,6 +121,22 @@ def can_transcribe(pipeline: Pipeline) -> bool:
 def can_make_sound(pipeline: Pipeline) -> bool:
     """Whether it makes the sound or music that a text describes."""
     return pipeline.inputs == {PROMPT: "text"} and pipeline.outputs == {SOUND: "audio"}
+
+
+def can_make_video(pipeline: Pipeline) -> bool:
+    """Whether it makes the video that a text describes."""
+    inputs, outputs = {**VIDEO_INPUTS, INTERACTIONS: "json"}, {**VIDEO_OUTPUTS, INTERACTIONS: "json"}
+    return (
+        pipeline.inputs.get(PROMPT) == "text"
+        and "video" in pipeline.outputs
+        and all(inputs.get(port) == kind for port, kind in pipeline.inputs.items())
+        and all(outputs.get(port) == kind for port, kind in pipeline.outputs.items())
+    )
+
+
+def can_act(pipeline: Pipeline) -> bool:
+    """Whether it turns a robot's observations into actions."""
+    return pipeline.inputs == {OBSERVATION: "record"} and pipeline.outputs.get(ACTIONS) == "record"
 
 
 def can_converse(pipeline: Pipeline) -> bool:

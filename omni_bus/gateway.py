@@ -133,6 +133,9 @@ class Gateway(ABC):
     async def before_answer(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Change the head of any answer before it is sent, those of streams and errors too."""
 
+    async def idle(self) -> None:
+        """Return when no work is left that no response waits for: jobs that outlive the request that made them."""
+
     def close(self) -> None:
         """Give everything back; called once, with no request left."""
 
@@ -312,6 +315,7 @@ class GatewayServer:
         for connection in self._open.all:
             loop.call_later(IDLE_S, connection.close_if_idle)
         await self._open.none.wait()
+        await self._gateway.idle()
 
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, let open responses finish, end what is left, close every connection.
@@ -346,6 +350,7 @@ class GatewayServer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()
+                await self._gateway.idle()
         except TimeoutError:
             return False
         return True

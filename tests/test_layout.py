@@ -50,7 +50,14 @@ def test_every_module_is_in_a_package() -> None:
 
 
 def test_configs_are_toml_only() -> None:
-    assert {file.suffix for file in project_files() if file.parts[0] == "configs"} == {".toml"}
+    """But for the weights of small models of our own, each in a folder that says how they were made."""
+    files = [file for file in project_files() if file.parts[0] == "configs"]
+    models = [file for file in files if file.parts[1] == "models"]
+
+    assert {file.suffix for file in files if file not in models} == {".toml"}
+    assert {file.suffix for file in models} <= {".json", ".md", ".safetensors"}
+    assert {file.parts[:3] for file in models} == {file.parts[:3] for file in models if file.name == "README.md"}
+    assert all((ROOT / file).stat().st_size < 1_500_000 for file in models)
 
 
 def pins() -> dict[str, str]:
@@ -59,7 +66,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-@pytest.mark.parametrize("extra", ["", "dev", "llamacpp", "media", "openai", "transformers", "voice"])
+@pytest.mark.parametrize("extra", ["", "dev", "llamacpp", "media", "openai", "robot", "transformers", "voice"])
 def test_pins_satisfy_what_scripts_install(extra: str) -> None:
     project = pyproject["project"]
     requirements = [

@@ -25,7 +25,7 @@ from omni_bus.ids import MAX_ACTOR_NAME_BYTES
 from omni_bus.wire.codec import Codec, DeviceReference, Reference
 from omni_bus.wire.device import DeviceBlob
 from omni_bus.wire.frames import Chunk, Close, Confirm, Offer, Open
-from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Tensor, Text, Video
+from omni_bus.wire.payloads import Hidden, Image, Latents, Media, Record, Tensor, Text, Video
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ MiB.
 MAX_FLUSH = 256
 """Frames that one turn of the loop moves from a backlog to ZeroMQ."""
 
-BULKY_TYPES = frozenset({Tensor, Image, Video, Hidden, Latents, Media})
+BULKY_TYPES = frozenset({Tensor, Image, Video, Hidden, Latents, Media, Record})
 BULKY_KINDS = frozenset(str(cls.__struct_config__.tag) for cls in BULKY_TYPES)
 """Edges of these kinds have a socket of their own to each peer.
 

@@ -1,4 +1,4 @@
-"""``omni-bus bench serve``: load on any server with OpenAI's routes, and what its clients see of it."""
+"""``omni-bus bench``: load on any server with OpenAI's routes, or of robots, and what its clients see of it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from omni_bus.bench.round_trip import spoken
 from omni_bus.bench.run import MODES, Outcome, Plan, Run
 from omni_bus.bench.summary import summarise
 from omni_bus.cli import bench_options as options
+from omni_bus.cli import bench_robot
 from omni_bus.cli.outfile import check_writable
 from omni_bus.errors import BadInput
 
@@ -51,10 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     summary = "send requests to a server with OpenAI's routes and report latencies, throughput and failures"
     options.add_arguments(benches.add_parser("serve", help=summary, description=f"{summary[0].upper()}{summary[1:]}."))
+    summary = "let simulated robots ask a server that speaks OpenPI, and report latencies, missed deadlines and batches"
+    bench_robot.add_arguments(
+        benches.add_parser("robot", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 0, or 2 if not one request was answered."""
+    if args.bench == "robot":
+        return bench_robot.run(args)
     report = _report(args)
     plan = _plan(args)
     result_path = _result_path(args, plan)

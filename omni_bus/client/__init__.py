@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from omni_bus.client.failures import ClientError, ConnectFailed, ConnectionLost, EventRefused, ResumeFailed
     from omni_bus.client.playback import PlaybackClock
     from omni_bus.client.realtime import Realtime, connect_realtime
+    from omni_bus.client.robot import Robot, connect_robot
     from omni_bus.client.speech_stream import SpeechStream, connect_speech_stream
+    from omni_bus.client.video import LiveVideo, connect_video
 
 __all__ = [
     "BusClient",
@@ -36,15 +38,19 @@ __all__ = [
     "End",
     "EventRefused",
     "Item",
+    "LiveVideo",
     "PlaybackClock",
     "Realtime",
     "Request",
     "RequestEvent",
     "ResumeFailed",
+    "Robot",
     "SpeechStream",
     "connect_duplex",
     "connect_realtime",
+    "connect_robot",
     "connect_speech_stream",
+    "connect_video",
 ]
 
 _MODULES = {
@@ -53,7 +59,9 @@ _MODULES = {
     "failures": ("ClientError", "ConnectFailed", "ConnectionLost", "EventRefused", "ResumeFailed"),
     "playback": ("PlaybackClock",),
     "realtime": ("Realtime", "connect_realtime"),
+    "robot": ("Robot", "connect_robot"),
     "speech_stream": ("SpeechStream", "connect_speech_stream"),
+    "video": ("LiveVideo", "connect_video"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

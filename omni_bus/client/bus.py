@@ -172,13 +172,13 @@ class Request:
     async def each(
         self, take_now: Callable[[RequestEvent], bool], take: Callable[[RequestEvent], Awaitable[None]]
     ) -> None:
-        """Take all events to the end, one after the other; for many small ones this costs half of iterating.
+        """Take all events to the end, one after the other; no task is woken for those that need no waiting.
 
         Args:
-            take_now: called with each event in the turn of the loop that brings it, and then no task is woken; must
-                not wait. Returns False, and does nothing, if it can't take that event without waiting.
-            take: awaited for those, before the next event is looked at. Each payload's credit goes back once it was
-                taken, either way.
+            take_now: called with each event in the turn of the loop that brings it; must not wait. Returns False, and
+                does nothing, if it can't take that event without waiting; it may be asked again.
+            take: awaited for those that it can't take, before the next event is looked at. Each payload's credit goes
+                back once it was taken, either way.
 
         Raises:
             OmniBusError: the request ended with that error.

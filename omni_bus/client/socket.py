@@ -73,6 +73,13 @@ class EventSocket:
         """
         await self._send(msgspec.json.encode(event).decode())
 
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a binary message; waits and raises as `send` does."""
+        try:
+            await self._socket.send_bytes(data)
+        except ConnectionError:
+            raise self._lost() from None
+
     async def receive(self) -> str | bytes | None:
         """Return the next message; None once the connection has ended as it should (1000).
 

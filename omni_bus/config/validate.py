@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -292,8 +292,8 @@ def _check(value: Any, kind: Any, path: Path, problems: list[Problem]) -> Any:
     if inner is not None and isinstance(value, list):
         for index, item in enumerate(cast(list[Any], value)):
             _check(item, inner, (*path, index), problems)
-    elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-        _fields(inner, value, path, problems)
+    elif isinstance(inner, _Whole):
+        _fields(inner.kind, value, path, problems)
     elif inner is not None:
         for key, item in value.items():
             _check(item, inner, (*path, key), problems)
@@ -305,6 +305,12 @@ def _check(value: Any, kind: Any, path: Path, problems: list[Problem]) -> Any:
         except msgspec.ValidationError as error:
             problems.append(Problem(path, _not_allowed(value, kind, path, error)))
     return cast(Any, value) if len(problems) == before else _INVALID
+
+
+class _Whole(NamedTuple):
+    """The Struct that a table is, other than one that each of its values is."""
+
+    kind: type[msgspec.Struct]
 
 
 def _inner_kind(kind: Any, value: Any) -> Any:
@@ -323,7 +329,7 @@ def _inner_kind(kind: Any, value: Any) -> Any:
         if origin is dict:
             return typing.get_args(kind)[1]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return kind if kind.__struct_config__.tag is None else None
+            return _Whole(kind) if kind.__struct_config__.tag is None else None
     return None
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import re
@@ -62,7 +63,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file; never changes once it is there."""
+    """What is known of a file; its bytes never change, and what is known of it only by `Store.amend`."""
 
     id: str
     kind: str
@@ -91,6 +92,8 @@ class _Index(msgspec.Struct, frozen=True):
     """What the folder held when it was last looked at."""
 
     entries: dict[str, Entry] = {}
+    stamps: dict[str, tuple[int, int]] = {}
+    """By which a record is known to be the same."""
     usage: dict[str, Usage] = {}
     num_bytes: int = 0
     part_bytes: int = 0
@@ -195,6 +198,18 @@ class Store:
         await self._run(self._commit_blocking, upload, entry)
         return entry
 
+    async def measure(self, upload: Upload) -> None:
+        """Count the bytes of an upload whose `fd` somebody else writes to.
+
+        Raises:
+            MediaTooLarge, StorageQuotaExceeded, StorageFull: as in `append`.
+        """
+        upload.num_bytes = await self._run(lambda: os.fstat(upload.fd).st_size)
+        if upload.num_bytes > upload.max_bytes:
+            raise too_large(upload.what, f"more than {upload.max_bytes}", upload.max_bytes)
+        self._check_quota(upload)
+        await self._run(self._check_room)
+
     async def abort(self, upload: Upload) -> None:
         """Undo an upload that is no file yet."""
         if self._uploads.pop(upload.id, None) is not None:
@@ -223,6 +238,25 @@ class Store:
             return False
         await self._run(self._remove_blocking, entry.id)
         return True
+
+    async def amend(
+        self, entry: Entry, metadata: dict[str, Any], *, expires_at: float | None = None, is_durable: bool = True
+    ) -> Entry | None:
+        """Say something else of a file; None if it is gone.
+
+        Args:
+            entry: the file.
+            metadata: instead of what was said of it.
+            expires_at: Unix time from which on it is not there.
+            is_durable: it is on the disk for good when this returns; else it may be lost with the machine's power.
+        """
+        amended = msgspec.structs.replace(entry, metadata=metadata, expires_at=expires_at)
+        amend = functools.partial(self._amend_blocking, amended, is_durable=is_durable)
+        return amended if await self._run(amend) else None
+
+    async def is_written(self, file_id: str) -> bool:
+        """Whether some process that lives has an upload of this id under way; it is no file yet."""
+        return bool(_ID.fullmatch(file_id)) and await self._run(self._is_written_blocking, file_id)
 
     async def open(self, entry: Entry) -> int | None:
         """Return a descriptor of a file's bytes, the caller's to close; None if it is gone."""
@@ -307,20 +341,35 @@ class Store:
             os.close(upload.fd)
             self._look()
 
-    def _write_entry(self, entry: Entry) -> None:
+    def _amend_blocking(self, entry: Entry, *, is_durable: bool) -> bool:
+        with self._locked(fcntl.LOCK_EX):  # nobody removes it between the look and the write
+            if self._read_blocking(entry.id) is None:
+                return False
+            self._write_entry(entry, is_durable=is_durable)
+            if is_durable:
+                os.fsync(self._folder)
+            return True
+
+    def _is_written_blocking(self, file_id: str) -> bool:
+        self._ready()
+        return file_id in self._uploads or self._is_held(f"{file_id}.part") is True
+
+    def _write_entry(self, entry: Entry, *, is_durable: bool = True) -> None:
         draft = f"{entry.id}.json.new"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
         try:
             write_all(fd, msgspec.json.encode(entry))
-            os.fsync(fd)
+            if is_durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(draft, f"{entry.id}.json", src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def _remove_blocking(self, file_id: str) -> None:
-        if self._unlink(f"{file_id}.json"):
-            os.fsync(self._folder)
-        self._unlink(f"{file_id}.blob")
+        with self._locked(fcntl.LOCK_EX):
+            if self._unlink(f"{file_id}.json"):
+                os.fsync(self._folder)
+            self._unlink(f"{file_id}.blob")
         self._look()
 
     def _open_blocking(self, file_id: str) -> int | None:
@@ -349,17 +398,21 @@ class Store:
         self._look()
 
     def _look(self) -> None:
-        """Bring the index up to what the folder holds; records never change, so known ones aren't read again."""
+        """Bring the index up to what the folder holds; only records that are new or were amended are read."""
         with self._looking:
             self._index = self._looked()
 
     def _looked(self) -> _Index:
-        known, entries, part_bytes = self._index.entries, dict[str, Entry](), 0
+        known, entries, stamps, part_bytes = self._index, dict[str, Entry](), dict[str, tuple[int, int]](), 0
         with os.scandir(self._folder) as names:
             for name in names:
                 file_id, _, ending = name.name.partition(".")
                 if ending == "json" and _ID.fullmatch(file_id):
-                    entry = known.get(file_id) or self._read_blocking(file_id)
+                    with contextlib.suppress(FileNotFoundError):
+                        status = name.stat(follow_symlinks=False)
+                        stamps[file_id] = (status.st_ino, status.st_mtime_ns)  # an amended record is another file
+                    is_known = file_id in known.stamps and known.stamps[file_id] == stamps.get(file_id)
+                    entry = known.entries.get(file_id) if is_known else self._read_blocking(file_id)
                     if entry is not None:
                         entries[file_id] = entry
                 elif ending == "part" and file_id not in self._uploads:
@@ -371,7 +424,7 @@ class Store:
             kept.num_bytes += entry.num_bytes
             kept.num_files += 1
         num_bytes = sum(kept.num_bytes for kept in usage.values())
-        return _Index(entries, usage, num_bytes, part_bytes)
+        return _Index(entries, stamps, usage, num_bytes, part_bytes)
 
     def _sweep_blocking(self) -> None:
         if not os.path.isdir(self._path):
@@ -397,17 +450,21 @@ class Store:
 
     def _is_abandoned(self, part: str) -> bool:
         """Whether the process that wrote a part is gone: as long as it lives it holds a lock on it."""
+        return self._is_held(part) is False
+
+    def _is_held(self, part: str) -> bool | None:
+        """Whether a process that lives writes a part; None if there is no such part."""
         try:
             fd = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         except OSError:
-            return False
+            return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return True
         finally:
             os.close(fd)
-        return True
+        return False
 
     def _check_room(self) -> None:
         """Refuse to write to a disk with little room.
@@ -500,6 +557,10 @@ class Upload:
     async def write(self, piece: bytes | memoryview) -> None:
         """Take a piece; see `Store.append`."""
         await self._store.append(self, piece)
+
+    async def measure(self) -> None:
+        """Count what was written to `fd`; see `Store.measure`."""
+        await self._store.measure(self)
 
     async def commit(self, metadata: dict[str, Any], *, expires_at: float | None = None) -> Entry:
         """Make it a file; see `Store.commit`."""

@@ -7,6 +7,7 @@ and is never copied into the header. The tag is the *kind* that edges are checke
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -202,7 +203,32 @@ class Media(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="media")
     data: Blob
 
 
-Payload: TypeAlias = Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media
+class RecordArray(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """An array, a NumPy scalar or raw bytes somewhere in a `Record`."""
+
+    path: tuple[str | int, ...]
+    """Keys and indices that lead to it in the record's value."""
+    dtype: str
+    """NumPy's type string, ``<f4`` or ``|u1``, of either byte order, text (``<U4``) too; ``bytes`` for raw bytes."""
+    shape: Shape | None
+    """None for a NumPy scalar, whose number is in the value itself."""
+    offset: int = 0
+    """Where its bytes begin in the record's data, C order."""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="record"):
+    """A structured value with arrays in it, such as a robot's observation or its actions.
+
+    `value` is what JSON can say; it has null wherever one of `arrays` belongs. All bytes lie in one buffer, in any
+    order, with anything between: it may be the very message that a client sent.
+    """
+
+    value: Any
+    arrays: tuple[RecordArray, ...]
+    data: Blob
+
+
+Payload: TypeAlias = Text | Tokens | Tensor | Audio | Image | Video | Codes | Hidden | Latents | Json | Media | Record
 
 PAYLOAD_TYPES: tuple[type[Payload], ...] = (
     Text,
@@ -216,6 +242,7 @@ PAYLOAD_TYPES: tuple[type[Payload], ...] = (
     Latents,
     Json,
     Media,
+    Record,
 )
 
 KINDS: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in PAYLOAD_TYPES)
@@ -262,6 +289,7 @@ IMAGE_CHANNELS = (1, 3, 4)
 MAX_DIMENSIONS = 16
 MAX_EXTENT_BYTES = 1 << 62
 """What the sides of a shape other than zero may come to: an empty array of a huge shape has no view otherwise."""
+MAX_RECORD_ARRAYS = 4096
 MAX_NESTING = 64
 """Lists and maps inside each other in a JSON-like value; leaves room on the stack for whoever encodes it again."""
 
@@ -314,6 +342,74 @@ def check_plain(value: Any, depth: int = 0) -> None:
         raise ValueError(f"a {kind} where only {allowed} are allowed")  # noqa: TRY004 (bad data)
 
 
+_TYPE_STRING = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|[US][1-9][0-9]{0,8})", re.ASCII)
+
+
+def record_item_bytes(dtype: str) -> int:
+    """Return the size of one element of a `RecordArray`.
+
+    Raises:
+        ValueError: another type than NumPy's booleans, numbers (not complex) and text of fixed length.
+    """
+    if dtype == "bytes":
+        return 1
+    if not _TYPE_STRING.fullmatch(dtype):
+        allowed = "NumPy's booleans, integers, floats and text of fixed length"
+        raise ValueError(f"dtype {dtype[:40]!r} came (allowed: {allowed}; no objects, structures, complex numbers)")
+    kind = dtype.lstrip("<>|=")
+    return int(kind[1:]) * (4 if kind[0] == "U" else 1)
+
+
+def _check_record(record: Record) -> None:
+    check_plain(record.value)
+    if len(record.arrays) > MAX_RECORD_ARRAYS:
+        raise ValueError(f"record: {len(record.arrays)} arrays came (allowed: at most {MAX_RECORD_ARRAYS})")
+    paths: set[tuple[str | int, ...]] = set()
+    for array in record.arrays:
+        if array.path in paths:
+            raise ValueError(f"record: two arrays at {array.path}")
+        paths.add(array.path)
+        item_bytes = record_item_bytes(array.dtype)
+        found = _at(record.value, array.path)
+        if array.shape is None:
+            _check_scalar(array.dtype, found)
+            continue
+        _check_extent(array.shape)
+        end = array.offset + math.prod(array.shape) * item_bytes
+        if array.offset < 0 or end > len(record.data) or found is not None:
+            raise ValueError(f"record: the array at {array.path} is not within its {len(record.data)} bytes")
+
+
+def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        # As strict as JSON: an index from the end, or into a text, would let two paths mean one place.
+        items: Any
+        if isinstance(key, str):
+            items = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+            is_there = key in items
+        else:
+            items = cast("list[Any]", value) if isinstance(value, list) else []
+            is_there = 0 <= key < len(items)
+        if not is_there:
+            raise ValueError(f"record: nothing is at {path}")
+        value = items[key]
+    return value
+
+
+_SCALARS: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "U": str}
+
+
+def _check_scalar(dtype: str, value: Any) -> None:
+    kind = dtype.lstrip("<>|=")
+    if not isinstance(value, _SCALARS.get(kind[0], ())) or (kind[0] != "b" and isinstance(value, bool)):
+        raise ValueError(f"record: a {type(value).__name__} where a scalar of type {dtype} was due")
+    if kind[0] in "iu":
+        bits = 8 * int(kind[1:])
+        low, high = (0, 2**bits) if kind[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+        if not low <= value < high:
+            raise ValueError(f"record: {value} does not fit type {dtype}")
+
+
 def check(payload: Payload) -> None:
     """Refuse a payload that is not what its header says: the blob's length, an impossible count, rate or shape.
 
@@ -328,6 +424,8 @@ def check(payload: Payload) -> None:
             check_plain(value)
         case Media():
             return
+        case Record():
+            _check_record(payload)
         case Tokens(ids=blob):
             if len(blob) % 4:
                 raise ValueError(f"tokens: {len(blob)} bytes are not whole int32 ids")
@@ -413,6 +511,8 @@ def size_of(payload: Payload) -> int:
             return HEADER_BYTES + len(blob)
         case Json(value=value):
             return HEADER_BYTES + len(msgspec.msgpack.encode(value))
+        case Record(value=value, arrays=arrays, data=data):
+            return HEADER_BYTES * (1 + len(arrays)) + len(msgspec.msgpack.encode(value)) + len(data)
         case _:
             return HEADER_BYTES + len(payload.data)
 
@@ -425,7 +525,11 @@ def charge(payload: Payload) -> int:
         ValueError, OverflowError, TypeError: see `size_of`.
     """
     size = size_of(payload)
-    if size > MAX_IN_HEADER_BYTES and isinstance(payload, Text | Json):
+    if isinstance(payload, Text | Json):
+        in_header = size
+    else:
+        in_header = size - len(payload.data) if isinstance(payload, Record) else 0
+    if in_header > MAX_IN_HEADER_BYTES:
         raise InputTooLarge(
             f"{kind_of(payload)} of {size} bytes came (allowed: at most {MAX_IN_HEADER_BYTES})", field="payload"
         )

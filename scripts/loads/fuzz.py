@@ -2,7 +2,7 @@
 
 ``scripts/fuzz [--count N] [--only KIND …] [--seed N] [--openapi]``. Kinds share the count evenly: ``raw`` bytes that
 break HTTP, ``json`` bodies that are wrong somewhere, ``websocket`` handshakes, frames and messages of speech,
-``frames`` to every inbox of the deployment, ``codec`` the same without sockets.
+``robots`` the same with observations, ``frames`` to every inbox of the deployment, ``codec`` the same without sockets.
 ``--openapi`` also runs Schemathesis on the deployment's own /openapi.json. No input may crash a process, give a client
 a traceback or a 5xx, smuggle a request, or hang; afterwards a good request must be right. Exits with 1 otherwise.
 """
@@ -24,14 +24,14 @@ import msgspec
 import uvloop
 
 import measured
-from loads import chats, fuzz_frames, fuzz_http, fuzz_websocket
+from loads import chats, fuzz_frames, fuzz_http, fuzz_robots, fuzz_websocket
 from loads.chats import Chat, Manner
 from loads.deployment import Watched, held
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KINDS = ("raw", "json", "websocket", "frames", "codec")
+KINDS = ("raw", "json", "websocket", "robots", "frames", "codec")
 SPEAKS = """
 [pipelines.speech]
 edges = ["in.text -> voice.text", "voice.audio -> out.audio"]
@@ -74,8 +74,12 @@ class Fuzz:
                 tally = await fuzz_websocket.fuzz(
                     self._deployment.url, fuzz_websocket.SPEECH, count, dice, texts=texts, openings=openings
                 )
-                errors = sum(n for end, n in tally.ends.items() if end.startswith("HTTP 5"))
-                row = Row(tally.num_tried, _shown(tally.ends), errors, tally.broken)
+                row = _row_of(tally)
+            case "robots":
+                tally = await fuzz_websocket.fuzz(
+                    self._deployment.url, fuzz_robots.ROUTE, count, dice, binaries=fuzz_robots.corpus()
+                )
+                row = _row_of(tally)
             case "codec":
                 ends, broken = fuzz_frames.fuzz_codec(self._messages, count, dice)
                 row = Row(ends.total() + len(broken), _shown(ends), 0, broken)
@@ -112,6 +116,11 @@ class Fuzz:
         async with chats.session(self._deployment.url) as http:
             await chats.run(http, chat, Manner())
         return [] if chat.outcome == "right" else [f"a good request afterwards: {msgspec.json.encode(chat).decode()}"]
+
+
+def _row_of(tally: fuzz_websocket.Tally) -> Row:
+    errors = sum(n for end, n in tally.ends.items() if end.startswith("HTTP 5"))
+    return Row(tally.num_tried, _shown(tally.ends), errors, tally.broken)
 
 
 def _shown(ends: Mapping[Any, int]) -> str:
@@ -177,7 +186,9 @@ def main() -> int:
     out: Path = args.out or Path(tempfile.mkdtemp(prefix="fuzz-"))
     out.mkdir(parents=True, exist_ok=True)
     measured.header()
-    toml = chats.toml(step_time_s=0.0, tokens=3, max_queued=1000, gateway=fuzz_http.TIMEOUTS) + SPEAKS
+    toml = (
+        chats.toml(step_time_s=0.0, tokens=3, max_queued=1000, gateway=fuzz_http.TIMEOUTS) + SPEAKS + fuzz_robots.TOML
+    )
     with Watched(toml, log=out / "fuzz.log.jsonl") as deployment:
         broken = uvloop.run(play(deployment, args))
     broken = [*broken, *(f"left behind: {what}" for what in deployment.left)]

@@ -82,7 +82,14 @@ SPEECH_TEXTS = (
 
 
 async def fuzz(
-    url: str, route: str, count: int, dice: Random, *, texts: Sequence[str] = (), openings: Sequence[str] = ()
+    url: str,
+    route: str,
+    count: int,
+    dice: Random,
+    *,
+    texts: Sequence[str] = (),
+    openings: Sequence[str] = (),
+    binaries: Sequence[bytes] = (),
 ) -> Tally:
     """Try so many connections to a route.
 
@@ -93,6 +100,7 @@ async def fuzz(
         dice: decides.
         texts: messages that mean something to the route; they are sent whole and mutated.
         openings: messages without which the route takes no others; most connections begin with one.
+        binaries: as `texts`, in binary frames.
     """
     address = urlsplit(url)
     tally = Tally()
@@ -100,7 +108,7 @@ async def fuzz(
 
     async def work() -> None:
         for _ in left:
-            attempt = make(route, dice, texts, openings)
+            attempt = make(route, dice, texts, openings, binaries)
             end, answer = await _try(address.hostname or "", address.port or 0, attempt)
             tally.take(attempt.handshake + attempt.frames, end, answer)
 
@@ -151,7 +159,9 @@ def _end_of(answer: bytes) -> str:
 # --- what is sent ---------------------------------------------------------------------------------------------
 
 
-def make(route: str, dice: Random, texts: Sequence[str], openings: Sequence[str] = ()) -> Attempt:
+def make(
+    route: str, dice: Random, texts: Sequence[str], openings: Sequence[str] = (), binaries: Sequence[bytes] = ()
+) -> Attempt:
     """Return one attempt: mostly a good handshake, then frames of which some are broken."""
     handshake = good_handshake(route, dice)
     if dice.random() < 0.15:
@@ -159,6 +169,9 @@ def make(route: str, dice: Random, texts: Sequence[str], openings: Sequence[str]
     parts = [_good(dice, texts) if dice.random() < 0.4 else _bad(dice, texts) for _ in range(dice.randrange(1, 5))]
     if openings and dice.random() < 0.7:
         parts.insert(0, frame(TEXT, dice.choice(openings).encode()))
+    if binaries:
+        found = [dice.choice(binaries) for _ in range(dice.randrange(4))]
+        parts[:0] = [frame(BINARY, each if dice.random() < 0.3 else mutated(each, dice)) for each in found]
     return Attempt(handshake, b"".join(parts), dice.random() < 0.1)
 
 

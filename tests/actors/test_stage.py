@@ -34,7 +34,7 @@ arena_bytes = {ARENA_BYTES}
 
 [stages.video]
 adapter = "synthetic-video"
-frames = 40
+num_frames = 40
 width = {SIDE}
 height = {SIDE}
 
@@ -158,7 +158,7 @@ async def test_one_picture_for_two_ports_is_made_once(bus: Bus) -> None:
 
 async def test_cancelled_request_leaves_nothing_in_the_arena(bus: Bus) -> None:
     await frames_of(await bus.ask("video"))
-    request = await bus.ask("video", frames=100_000)
+    request = await bus.ask("video", num_frames=100_000)
     held = [await anext(request) for _ in range(3)]
     await bus.until(lambda: bus.deployment.stages["video.0"].stats.suspended == 1)
     assert bus.arena("video").used_bytes > 0
@@ -176,7 +176,7 @@ async def test_cancelled_request_leaves_nothing_in_the_arena(bus: Bus) -> None:
 async def test_receiver_that_grants_no_credit_ends_by_its_deadline_alone(bus: Bus) -> None:
     """Its request is suspended with a window of memory, others go on, and the arena is whole in the end."""
     await frames_of(await bus.ask("video"))
-    greedy = await bus.ask("video", timeout_s=2.0, frames=100_000)
+    greedy = await bus.ask("video", timeout_s=2.0, num_frames=100_000)
 
     await bus.until(lambda: bus.deployment.stages["video.0"].stats.suspended == 1)
     steps = bus.deployment.stages["video.0"].engine.num_steps  # type: ignore[attr-defined]
@@ -216,7 +216,7 @@ async def test_killed_client_gives_its_memory_back(bus: Bus) -> None:
 async def test_arena_full_of_kept_chunks_goes_on_in_messages(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(TOML.replace(str(ARENA_BYTES), str(4 << 20))) as bus:
         kept: list[Video] = []
-        async for event in await bus.ask("video", frames=80):
+        async for event in await bus.ask("video", num_frames=80):
             if isinstance(event, Item):
                 assert isinstance(event.payload, Video)
                 kept.append(event.payload)

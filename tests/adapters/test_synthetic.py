@@ -12,15 +12,9 @@ import msgspec
 import pytest
 
 from adapters import ADAPTERS
-from adapters.synthetic import (
-    MAX_PROMPT_CHARACTERS,
-    SyntheticImage,
-    SyntheticRelay,
-    SyntheticSpeech,
-    SyntheticText,
-    SyntheticVideo,
-)
+from adapters.synthetic import SyntheticImage, SyntheticRelay, SyntheticSpeech, SyntheticText
 from adapters.synthetic_marks import PictureMark, read_image, read_ramp, read_text, read_video
+from adapters.synthetic_video import MAX_PROMPT_CHARACTERS, SyntheticVideo
 from omni_bus.config.schema import StageConfig
 from omni_bus.engine import Finished
 from omni_bus.errors import BadInput, InputTooLarge
@@ -220,7 +214,7 @@ def test_preview_says_each_step() -> None:
 
 
 async def test_frames_count_through_all_chunks() -> None:
-    engine = make_engine(SyntheticVideo, {"frames": 7, "frames_per_chunk": 3, "fps": 30})
+    engine = make_engine(SyntheticVideo, {"num_frames": 7, "frames_per_chunk": 3, "fps": 30})
     collected = await run_streaming(engine, {"prompt": [Text("a "), Text("cat")]})
 
     chunks = collected.port("video")
@@ -233,7 +227,7 @@ async def test_frames_count_through_all_chunks() -> None:
 async def test_long_prompt_of_a_video_is_cut() -> None:
     pieces = [Text("x" * 1000) for _ in range(20)]
     inputs = ListedInputs({"prompt": pieces})
-    collected = await run_streaming(make_engine(SyntheticVideo), inputs, {"frames": 1})
+    collected = await run_streaming(make_engine(SyntheticVideo), inputs, {"num_frames": 1})
 
     assert inputs.num_taken["prompt"] * 1000 > MAX_PROMPT_CHARACTERS
     assert read_video(collected.port("video")[0])[0].marker == "x" * 48
@@ -280,8 +274,9 @@ def test_every_option_and_parameter_is_typed() -> None:
 def test_engines_load_without_heavy_modules() -> None:
     script = """
 import sys
-from adapters.synthetic import SyntheticImage, SyntheticSpeech, SyntheticText, SyntheticVideo
+from adapters.synthetic import SyntheticImage, SyntheticSpeech, SyntheticText
 from adapters.synthetic_actions import SyntheticActions
+from adapters.synthetic_video import SyntheticVideo
 from omni_bus.testing import make_engine
 for engine_class in (SyntheticImage, SyntheticSpeech, SyntheticText, SyntheticVideo, SyntheticActions):
     make_engine(engine_class).close()

@@ -87,6 +87,14 @@ def stable_audio(folder: Path) -> str:
     return str(folder)
 
 
+def zimage(folder: Path) -> str:
+    """Save a Z-Image pipeline: Qwen3, a DiT of two layers, a VAE of 8 pixels by 8."""
+    pipelines: Any = importlib.import_module("tiny_diffusion")
+    torch.manual_seed(0)
+    pipelines.lively(pipelines.zimage()).save_pretrained(folder)
+    return str(folder)
+
+
 def longcat_audio(folder: Path) -> str:
     """Save a LongCat pipeline: UMT5, a DiT of one layer, a VAE of 8 kHz mono."""
     diffusers: Any = importlib.import_module("diffusers")
@@ -411,4 +419,43 @@ def vits(folder: Path) -> str:
     model.duration_predictor.proj.bias.data.fill_(1.0)
     model.save_pretrained(folder)
     transformers.VitsTokenizer(str(folder / "vocab.json"), pad_token="_", phonemize=False).save_pretrained(folder)
+    return str(folder)
+
+
+def pi0(folder: Path) -> str:
+    """Save a π0: pictures of 56 pixels as 16 tokens each, states of up to 8 numbers, chunks of 10 actions of 7."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(("<pad>", "<bos>", "<eos>", "<image>"), "<eos>", bos_token="<bos>")
+    shared: dict[str, Any] = {
+        "model_type": "gemma",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    config = transformers.PI0Config(
+        vlm_config={
+            "model_type": "paligemma",
+            "text_config": {**shared, "hidden_size": 64, "intermediate_size": 128, "vocab_size": len(tokenizer)},
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 14,
+                "vision_use_head": False,
+            },
+            "projection_dim": 64,
+            "image_token_id": tokenizer.convert_tokens_to_ids("<image>"),
+        },
+        dit_config={**shared, "hidden_size": 48, "intermediate_size": 96},
+        chunk_size=10,
+        max_state_dim=8,
+        max_action_dim=7,
+        num_inference_steps=4,
+    )
+    enliven(transformers.PI0ForConditionalGeneration(config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return str(folder)

@@ -36,6 +36,8 @@ from omni_bus.wire.payloads import MAX_IN_HEADER_BYTES, Json, Text
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from omni_bus.client import RequestEvent
+
 TOML = """
 name = "test"
 heartbeat_s = 0.2
@@ -184,6 +186,80 @@ async def test_slow_reader_holds_a_window_and_slows_nobody(bus: Bus, client: Bus
 
     slow.cancel()
     await bus.is_at_rest()
+
+
+async def test_each_takes_every_event_in_order_whether_or_not_it_waits(client: BusClient) -> None:
+    taken: list[RequestEvent] = []
+    declined: list[RequestEvent] = []
+    waiting: list[RequestEvent] = []
+
+    def take_now(event: RequestEvent) -> bool:
+        assert not waiting, "an event came while another was taken"
+        if len(taken) % 3 == 1 and (not declined or declined[-1] is not taken[-1]):
+            return False
+        taken.append(event)
+        return True
+
+    async def take(event: RequestEvent) -> None:
+        waiting.append(event)
+        await client.admin("health")  # others come meanwhile, as far as the window of two goes
+        taken.append(waiting.pop())
+        declined.append(event)
+
+    async with await ask(client, "narrow", tokens=100) as request:
+        await request.each(take_now, take)
+
+    texts = [event.payload.text for event in taken if isinstance(event, Item) and isinstance(event.payload, Text)]
+    assert "".join(texts).split() == [f"hi:{i}" for i in range(100)]
+    assert isinstance(taken[-1], End)
+    assert len(taken) == 101
+    assert len(declined) > 20
+
+
+async def test_each_gives_no_credit_for_what_is_not_taken(bus: Bus, client: BusClient) -> None:
+    may_go_on = asyncio.Event()
+    num_taken = 0
+
+    async def take(event: RequestEvent) -> None:
+        nonlocal num_taken
+        num_taken += 1
+        await may_go_on.wait()
+
+    async with await ask(client, "narrow", tokens=50) as request:
+        reading = asyncio.create_task(request.each(lambda _: False, take))
+        while not bus.stage.stats.suspended:
+            await client.admin("health")
+        assert num_taken == 1
+        assert len(request._events) <= 2
+
+        may_go_on.set()
+        await reading
+    assert num_taken == 51
+
+
+async def test_what_is_raised_where_an_event_is_taken_comes_out_of_each(bus: Bus, client: BusClient) -> None:
+    def take_now(event: RequestEvent) -> bool:
+        if isinstance(event, Item) and "hi:3" in getattr(event.payload, "text", ""):
+            raise ConnectionResetError("the reader is gone")
+        return True
+
+    async def take(event: RequestEvent) -> None:
+        raise AssertionError(f"{event} needed no waiting")
+
+    with pytest.raises(ConnectionResetError, match="the reader is gone"):
+        async with await ask(client, tokens=100_000) as request:
+            await request.each(take_now, take)
+    await bus.is_at_rest()
+    assert client.requests == {}
+
+
+async def test_each_ends_with_the_error_of_its_request(client: BusClient) -> None:
+    async def take(event: RequestEvent) -> None:
+        raise AssertionError(f"{event} needed no waiting")
+
+    request = await ask(client, tokens=100, fail_at_step=20)
+    with pytest.raises(StageFailed):
+        await request.each(lambda _: True, take)
 
 
 async def test_cancel_ends_reading_at_once(bus: Bus, client: BusClient) -> None:

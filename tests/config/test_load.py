@@ -575,6 +575,44 @@ def test_stage_params_are_the_adapters_own(tmp_path: Path) -> None:
     assert "stages.llm.params.tempratur: unknown key; did you mean 'temperature'?" in said
 
 
+class _Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: int = 1
+
+
+class _TablesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sides: dict[str, _Side] = {}
+
+
+class Tables(Echo):
+    """An adapter whose option is a table of tables with names of the user's."""
+
+    Options = _TablesOptions  # type: ignore[assignment] (another class's)
+
+    @classmethod
+    def check(cls, options: Any) -> list[str]:
+        return []
+
+
+def test_option_may_be_a_table_of_tables_by_free_names(tmp_path: Path) -> None:
+    file = tmp_path / "d.toml"
+
+    def tables(sides: str) -> Any:
+        file.write_text(
+            f'[stages.echo]\nadapter = "tables"\n{sides}\n'
+            '[pipelines.echo]\nedges = ["in.text -> echo.text", "echo.text -> out.text"]\n'
+        )
+        return load(
+            file, environ={}, platform="cpu", adapter_class=lambda _: Tables, gateway_class=gateway_class
+        ).config.stages["echo"]
+
+    assert tables('[stages.echo.sides."a/b"]\nsize = 2').options == {"sides": {"a/b": {"size": 2}}}
+    with pytest.raises(ConfigError) as caught:
+        tables('[stages.echo.sides."a/b"]\nsiez = 2\n[stages.echo.sides.c]\nsize = "x"')
+    said = "\n".join(caught.value.problems)
+    assert """stages.echo.sides."a/b".siez: unknown key; did you mean 'size'?""" in said
+    assert 'stages.echo.sides.c.size: "x" is not allowed; allowed: an integer' in said
+
+
 BRANCHING = """
 [stages.llm]
 adapter = "synthetic-text"

@@ -29,7 +29,20 @@ from omni_bus.engine import Engine, Failure, Finished, Output, SessionEngine, St
 from omni_bus.errors import BadInput, OmniBusError
 from omni_bus.registry import ADAPTER_GROUP, load_class
 from omni_bus.testing import Collected, ListedInputs, StepDriver, make_engine, run_streaming, start_streaming
-from omni_bus.wire.payloads import KINDS, Audio, Blob, Codes, Image, Json, Payload, Text
+from omni_bus.wire.payloads import (
+    KINDS,
+    Audio,
+    Blob,
+    Codes,
+    Image,
+    Json,
+    Latents,
+    Payload,
+    Record,
+    RecordArray,
+    Tensor,
+    Text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -117,10 +130,36 @@ def _prompt(text: str) -> Ports:
     return {"prompt": [Text(text)]}
 
 
+def _robot(*prompts: str) -> Ports:
+    """Return an observation for each instruction, as a gateway sends them."""
+    arrays = (RecordArray(("values", "observation/state"), "<f4", (39,)),)
+    value = {"observation/state": None}
+    return {
+        "observation": [
+            Record({"kind": "infer", "session": "s", "values": value | {"prompt": prompt}}, arrays, Blob(bytes(156)))
+            for prompt in prompts
+        ]
+    }
+
+
 def _observations(*markers: str) -> Ports:
     return {"observation": [Json({"marker": marker}) for marker in markers]}
 
 
+def _encoded(value: float) -> Ports:
+    """Return what Z-Image's encoder says: embeddings of a prompt and of what is not to be seen."""
+    outline = {"tuple": [{"list": [0]}, {"list": [1]}]}
+    arguments = {"do_classifier_free_guidance": True, "max_sequence_length": 512}
+    tensors = [Tensor("float32", (rows, 64), Blob(array("f", [value] * rows * 64).tobytes())) for rows in (6, 2)]
+    return {"conditioning": [Json({"calls": [{"arguments": arguments, "result": outline}]})], "embeddings": [*tensors]}
+
+
+def _latents(value: float) -> Ports:
+    numbers = array("f", [value * (i % 7) for i in range(16 * 8 * 8)])
+    return {"latents": [Latents(3, 3, "float32", (1, 16, 8, 8), Blob(numbers.tobytes()))]}
+
+
+_SMALL_PICTURE = {"width": 64, "height": 64, "guidance_scale": 2.0, "num_inference_steps": 3}
 _GREEDY = {"temperature": 0.0, "max_tokens": 8}
 _FAILS = {"fail_at_step": 1}
 FAR = """
@@ -132,12 +171,6 @@ edges = ["in.messages -> llm.prompt", "llm.text -> out.text"]
 """
 _NOT_SOUND: Ports = {"audio": [Text("")]}
 _NOT_CHAT: Ports = {"prompt": [Json({"messages": []})]}
-
-_DIFFUSERS_WARN = (
-    "ignore:.*weight_norm.* is deprecated:FutureWarning",
-    "ignore:Should have t[ab]:UserWarning:torchsde",
-)
-"""diffusers' VAE, and torchsde at steps that end where its interval does."""
 
 _VLLM_WARNS = (
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
@@ -262,17 +295,55 @@ SAMPLES: dict[str, Sample] = {
         far=FAR,
         packages=("openai",),
     ),
-    "diffusers-audio": Sample(
-        _prompt("a dog barks"),
-        _prompt("rain on a roof"),
+    "diffusers": Sample(
+        _prompt("a red cube"),
+        _prompt("a blue whale"),
         _prompt(" "),
-        {"audio_length": 0.0},
+        {"guidance_scale": -1.0},
         params={"seed": 1},
-        options={"call": {"num_inference_steps": 3}, "max_num_seqs": 2},
-        tiny="stable_audio",
-        packages=("diffusers", "torch", "transformers", "torchsde"),
+        options={"call": _SMALL_PICTURE},
+        tiny="zimage",
+        is_exact=False,  # beside others up to the order of a sum
+        packages=("diffusers", "torch", "transformers"),
         is_model=True,
-        ignored_warnings=_DIFFUSERS_WARN,
+        has_own_threads=True,
+    ),
+    "diffusers-encoder": Sample(
+        _prompt("a red cube"),
+        _prompt("a blue whale"),
+        _prompt(" "),
+        {"guidance_scale": -1.0},
+        options={"call": _SMALL_PICTURE},
+        tiny="zimage",
+        is_one_step=True,
+        packages=("diffusers", "torch", "transformers"),
+        is_model=True,
+        has_own_threads=True,
+    ),
+    "diffusers-denoiser": Sample(
+        _encoded(0.5),
+        _encoded(-2.0),
+        {"conditioning": [Json({})], "embeddings": []},
+        {"guidance_scale": -1.0},
+        params={"seed": 1},
+        options={"call": _SMALL_PICTURE},
+        tiny="zimage",
+        is_exact=False,
+        packages=("diffusers", "torch", "transformers"),
+        is_model=True,
+        has_own_threads=True,
+    ),
+    "diffusers-decoder": Sample(
+        _latents(0.5),
+        _latents(-0.5),
+        {"latents": [Latents(0, 0, "float32", (1, 3, 8, 8), Blob(bytes(768)))]},
+        {"fps": -1.0},
+        options={"call": _SMALL_PICTURE},
+        tiny="zimage",
+        is_one_step=True,
+        packages=("diffusers", "torch", "transformers"),
+        is_model=True,
+        has_own_threads=True,
     ),
     "hibari": Sample(
         _words("One sentence. ", "Another one."),
@@ -335,6 +406,17 @@ SAMPLES: dict[str, Sample] = {
         packages=("faster_whisper", "onnxruntime", "pipecat", "soxr"),
         is_model=True,
     ),
+    "robot-policy": Sample(
+        _robot("open the drawer", "open the drawer"),
+        _robot("press the button"),
+        {"observation": [Record({"kind": "x"}, (), Blob(b""))]},
+        {"deadline_s": 0},
+        options={"policy": {"name": "metaworld"}},
+        streamed_port="observation",
+        is_exact=False,  # it says how long it took
+        has_own_threads=True,
+        packages=("safetensors",),
+    ),
     "synthetic-text": Sample(
         _chat("left"), _chat("right"), _NOT_CHAT, {"tokens": 0}, params={"tokens": 5}, failing_params=_FAILS
     ),
@@ -374,7 +456,7 @@ SAMPLES: dict[str, Sample] = {
         _prompt("a dog"),
         {"prompt": []},
         {"fps": 0},
-        params={"frames": 5, "frames_per_chunk": 2, "width": 64, "height": 64},
+        params={"num_frames": 5, "frames_per_chunk": 2, "width": 64, "height": 64},
         failing_params=_FAILS,
     ),
     "synthetic-actions": Sample(

@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 from actors.testing import running
 from gateways import websockets
 from gateways.http import HttpGateway
-from loads import fuzz_frames, fuzz_http, fuzz_websocket
+from loads import fuzz_frames, fuzz_http, fuzz_robots, fuzz_websocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,6 +151,21 @@ async def test_malformed_speech_streams_are_the_callers_fault(caplog: pytest.Log
         assert tally.broken == []
         assert tally.num_tried == NUM_INPUTS
         assert {"close 1000", "close 1002", "close 1007", "close 1008", "close 1009", "HTTP 400"} <= tally.ends.keys()
+        assert failures(caplog) == []
+        while deployment.gateway.client.requests:
+            await deployment.gateway.client.admin("status")
+
+
+async def test_malformed_observations_are_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(f"{fuzz_robots.TOML}\n[gateways.openai]") as deployment:
+        await deployment.until_ready()
+        tally = await fuzz_websocket.fuzz(
+            deployment.url, fuzz_robots.ROUTE, NUM_INPUTS // 2, Random(5), binaries=fuzz_robots.corpus()
+        )
+
+        assert tally.broken == []
+        assert tally.num_tried == NUM_INPUTS // 2
+        assert {"close 1000", "close 1002", "close 1007", "close 1009", "HTTP 400"} <= tally.ends.keys()
         assert failures(caplog) == []
         while deployment.gateway.client.requests:
             await deployment.gateway.client.admin("status")

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import pytest
 
 from actors.testing import running
-from gateways.fan_out import Call, run_all
+from gateways.fan_out import Call, run_all, take_all
 from gateways.http import Terms
-from omni_bus.client import Item
+from omni_bus.client import End, Item, RequestEvent
 from omni_bus.errors import BadInput
 from omni_bus.wire.payloads import Json, Payload, Text
 
@@ -45,6 +45,40 @@ async def test_input_in_many_pieces_is_sent_while_outputs_are_read(num_calls: in
                     heard[index] += event.payload.text
 
     assert heard == ["".join(words)] * num_calls
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+async def test_taker_gets_what_it_can_not_take_at_once_again(num_calls: int) -> None:
+    class Heard:
+        def __init__(self) -> None:
+            self.texts = [""] * num_calls
+            self.num_ends = self.num_now = self.num_later = 0
+
+        def take_now(self, index: int, event: RequestEvent) -> bool:
+            if isinstance(event, Item) and isinstance(event.payload, Text) and len(self.texts[index]) % 2:
+                self.texts[index] += event.payload.text
+                self.num_now += 1
+                return True
+            return False
+
+        async def take(self, index: int, event: RequestEvent) -> None:
+            self.num_later += 1
+            if isinstance(event, Item) and isinstance(event.payload, Text):
+                self.texts[index] += event.payload.text
+            self.num_ends += isinstance(event, End)
+
+    words = [f"{i} " for i in range(100)]
+    heard = Heard()
+    async with running(TOML) as deployment:
+        calls = [call([Text(word) for word in words]) for _ in range(num_calls)]
+        await take_all(deployment.gateway.client, calls, TERMS, heard)
+        assert not deployment.gateway.client.requests
+
+    assert heard.texts == ["".join(words)] * num_calls
+    assert heard.num_ends == num_calls
+    assert heard.num_now > 20
+    assert heard.num_later > 20
+    assert heard.num_now + heard.num_later == 101 * num_calls
 
 
 async def test_input_that_can_not_be_sent_ends_its_request() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -13,6 +14,8 @@ import aiohttp
 import pytest
 
 from actors.testing import Running, running
+from gateways.openai_chat_answer import ChunkWriter
+from gateways.openai_chat_body import parse
 from gateways.openai_models import can_serve
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.wire.frames import RouteEdge
@@ -90,6 +93,37 @@ async def test_stream_has_the_agreed_shape() -> None:
     assert usage["choices"] == []
     assert "modality" not in usage
     assert usage["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "", '"content":""', "\\ \n \u2028 é 😀", '{"content":""},"logprobs":null'], ids=range(5)
+)
+def test_chunk_of_text_alone_is_the_chunk_that_any_other_way_makes(text: str) -> None:
+    edges = (
+        RouteEdge("in", "messages", "llm", "prompt", "json", 8, 99),
+        RouteEdge("llm", "text", "out", "text", "text", 8, 99),
+    )
+    chat = parse({"messages": [{"role": "user", "content": "hi"}]}, {"chat": Pipeline("chat", "chat", (), edges)})
+    writer = ChunkWriter("chatcmpl-1", '"content":""', chat)
+
+    for index in (0, 1, 0):
+        assert writer.text(index, text) == writer._chunk(index, "text", {"content": text})
+
+
+async def test_client_of_http_1_0_gets_the_events_without_chunks() -> None:
+    sent = json.dumps(body(stream=True))
+    head = f"POST {CHAT} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    async with running(SPOKEN) as deployment:
+        reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+        writer.write((head + sent).encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+
+    head, _, text = answer.partition("\r\n\r\n")
+    assert "chunked" not in head
+    events = text.removesuffix("\n\n").split("\n\n")
+    assert all(event.startswith("data: ") for event in events)
+    assert events[-1] == "data: [DONE]"
 
 
 async def test_streamed_sound_has_every_sample_once() -> None:

@@ -32,6 +32,8 @@ from gateways.openai_answers import (
 )
 from gateways.openapi import Answer, Error, Operation, document
 from gateways.realtime.route import PATHS
+from gateways.robot import route as robots
+from gateways.videos import live
 from loads.fuzz import schemathesis
 
 SPOKEN = """
@@ -71,7 +73,8 @@ async def test_every_route_is_described_and_nothing_else() -> None:
     served = {(route.method.lower(), route.resource.canonical) for route in routes if route.resource is not None}
     served -= {("head", path) for _, path in served}  # aiohttp's, for each get
     served -= {("*", "/ping")}  # a handler that refuses some
-    served -= {("get", path) for path in (speech_stream.PATH, *PATHS)}  # WebSockets
+    sockets = (speech_stream.PATH, robots.PATH, live.PATH, *PATHS)
+    served -= {("get", path) for path in sockets}
     served |= {("get", "/ping"), ("head", "/ping"), ("post", "/ping")}
     assert {(method, path) for path, methods in found["paths"].items() for method in methods} == served
     assert len({operation.name for operation in operations()}) == len(operations())

@@ -446,3 +446,94 @@ async def test_file_expires_at_its_time_whether_or_not_anybody_swept(tmp_path: P
     assert names(tmp_path) == {f"{forever.id}.json", f"{forever.id}.blob"}
     assert kept.usage("me").num_files == 1
     kept.close()
+
+
+# --- what is said of a file changes
+
+
+async def test_amended_record_is_seen_by_everybody(tmp_path: Path) -> None:
+    mine, other = limited(tmp_path), limited(tmp_path)
+    entry = await put(mine, metadata={"step": 0})
+    assert [seen.metadata for seen in await other.entries("file", "me")] == [{"step": 0}]
+    for step in range(1, 6):  # the file system may give a new record the last one's inode
+        amended = await mine.amend(entry, {"step": step}, is_durable=step == 5)
+        assert amended is not None
+        for store_ in (mine, other):
+            assert [seen.metadata for seen in await store_.entries("file", "me")] == [{"step": step}]
+            found = await store_.get(entry.id, "file", "me")
+            assert found == amended
+            assert await bytes_of(store_, amended) == b"hello"
+    assert mine.usage("me").num_files == 1
+    mine.close()
+    other.close()
+
+
+async def test_deleted_file_is_not_amended(kept: Store) -> None:
+    entry = await put(kept)
+    assert await kept.delete(entry.id, "file", "me")
+
+    assert await kept.amend(entry, {"step": 1}) is None
+    assert await kept.entries("file", "me") == []
+
+
+async def test_amended_file_may_expire(tmp_path: Path) -> None:
+    clock = Clock()
+    found = Store(tmp_path / "files", QUOTA, now=clock)
+    entry = await put(found)
+    await found.amend(entry, {}, expires_at=clock.now + 10)
+    assert await found.sweep() == clock.now + 10
+    clock.now += 11
+    await found.sweep()
+    assert await found.get(entry.id, "file", "me") is None
+    found.close()
+
+
+async def test_upload_is_written_as_long_as_its_process_lives(tmp_path: Path) -> None:
+    """By another process too, however it ends."""
+    script = """
+import asyncio, sys
+from omni_bus.media.store import Quota, Store
+async def main():
+    store = Store(sys.argv[1], Quota(max_owner_bytes=9**9, max_owner_files=9, max_total_bytes=9**9))
+    upload = await store.begin("file", "me", max_bytes=100)
+    print(upload.id, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    found = limited(tmp_path)
+    command = [sys.executable, "-c", script, tmp_path / "files"]
+    child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    file_id = (await child.stdout.readline()).decode().strip()
+    assert await found.is_written(file_id)
+    child.kill()
+    await child.communicate()
+    assert not await found.is_written(file_id)
+    async with await found.begin("file", "me", max_bytes=100) as upload:
+        assert await found.is_written(upload.id)
+        await upload.write(b"x")
+        entry = await upload.commit({})
+    for over in (entry.id, "file-" + "0" * 32, "..", ""):
+        assert not await found.is_written(over)
+    found.close()
+
+
+async def test_bytes_that_others_write_are_counted(tmp_path: Path) -> None:
+    found = limited(tmp_path, max_owner_bytes=1000)
+    async with await found.begin("file", "me", max_bytes=2000, what="video") as upload:
+        os.write(upload.fd, bytes(600))
+        await upload.measure()
+        os.write(upload.fd, bytes(600))
+        with pytest.raises(StorageQuotaExceeded, match="video"):
+            await upload.measure()
+    async with await found.begin("file", "me", max_bytes=500, what="video") as upload:
+        os.write(upload.fd, bytes(501))
+        with pytest.raises(MediaTooLarge, match="video"):
+            await upload.measure()
+    async with await found.begin("file", "me", max_bytes=500) as upload:
+        os.write(upload.fd, b"hello")
+        await upload.measure()
+        entry = await upload.commit({})
+    assert await bytes_of(found, entry) == b"hello"
+    assert entry.num_bytes == 5
+    found.close()

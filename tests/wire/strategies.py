@@ -26,6 +26,8 @@ from omni_bus.wire.payloads import (
     Latents,
     Media,
     Payload,
+    Record,
+    RecordArray,
     Tensor,
     Text,
     Token,
@@ -96,6 +98,28 @@ def codes(draw: st.DrawFn) -> Codes:
     return Codes(n, books, draw(st.floats(0.1, 1000)), draw(blobs(n * books * 4)))
 
 
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    """Return a map or list with a few arrays and scalars in it."""
+    value: dict[str, Any] = {"rest": draw(plain_values), "list": [None, None]}
+    arrays: list[RecordArray] = []
+    offset = 0
+    places = draw(st.lists(st.sampled_from([("a",), ("b c",), ("list", 0), ("list", 1)]), max_size=4, unique=True))
+    for path in places:
+        holder: Any = value if len(path) == 1 else value["list"]
+        if draw(st.booleans()):
+            dtype, scalar = draw(st.sampled_from([("<f4", 1.5), ("|b1", True), ("<i2", -7), ("<U3", "xyz")]))
+            holder[path[-1]] = scalar
+            arrays.append(RecordArray(path, dtype, None))
+            continue
+        holder[path[-1]] = None
+        dtype, item_bytes = draw(st.sampled_from([("<f4", 4), ("|u1", 1), (">i8", 8), ("<U2", 8), ("|b1", 1)]))
+        shape = draw(shapes)
+        arrays.append(RecordArray(path, dtype, shape, offset))
+        offset += _product(*shape) * item_bytes + draw(st.integers(0, 3))
+    return Record(value, tuple(arrays), draw(blobs(offset)))
+
+
 candidates = st.builds(Candidate, counts, st.floats(allow_nan=False), st.binary(max_size=8))
 tokens = st.builds(
     Token,
@@ -117,6 +141,7 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(lambda step, num, array: Latents(step, num, *array), counts, counts, arrays()),
     st.builds(Json, plain_values),
     st.builds(Media, texts, st.binary(max_size=50).map(Blob)),
+    records(),
 )
 
 

@@ -43,7 +43,8 @@ from omni_bus.wire.frames import (
     Submit,
     Welcome,
 )
-from omni_bus.wire.payloads import MAX_NESTING, Blob, Json, Media, Tensor, Text, Tokens, Unreadable, check
+from omni_bus.wire.payloads import MAX_NESTING, Blob, Json, Media, Record, Tensor, Text, Tokens, Unreadable, check
+from omni_bus.wire.records import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -394,10 +395,13 @@ def test_right_tag_with_wrong_fields_never_crashes(tag: str, fields: list[Any]) 
 def test_hostile_payload_headers_never_crash(kind: str, fields: list[Any], num_blobs: int) -> None:
     frame = decoded_or_bad([chunk_header(kind, *fields), *[b"\0" * 4] * num_blobs])
 
-    if isinstance(frame, Chunk) and not isinstance(frame.payload, (Text, Json, Media)):
-        from omni_bus.wire import buffers
+    match frame:
+        case Chunk(payload=Record() as record):
+            unpack(record)
+        case Chunk(payload=payload) if not isinstance(payload, (Text, Json, Media, Record)):
+            from omni_bus.wire import buffers
 
-        buffers.view(frame.payload)
+            buffers.view(payload)
 
 
 def test_every_messagepack_opening_stays_typed() -> None:

@@ -26,6 +26,8 @@ from omni_bus.wire.payloads import (
     Latents,
     Media,
     Payload,
+    Record,
+    RecordArray,
     Tensor,
     Text,
     Tokens,
@@ -87,6 +89,20 @@ def test_kinds_are_distinct() -> None:
         (Codes(1, 8, 12.5, zeros(31)), "says 32"),
         (Json({1: "a"}), "key of type int"),
         (Json([b"a"]), "a bytes where only"),
+        (Record({"a": b"x"}, (), zeros(0)), "a bytes where only"),
+        (Record({"a": None}, (RecordArray(("a",), "<f4", (2,), 0),), zeros(7)), "not within its 7 bytes"),
+        (Record({"a": None}, (RecordArray(("a",), "<f4", (2,), -1),), zeros(8)), "not within"),
+        (Record({"a": None}, (RecordArray(("a",), "<f4", (-2,), 0),), zeros(8)), "negative side"),
+        (Record({"a": 1}, (RecordArray(("a",), "<f4", (2,), 0),), zeros(8)), "not within"),
+        (Record({"a": None}, (RecordArray(("b",), "<f4", (2,), 0),), zeros(8)), "nothing is at"),
+        (Record([None], (RecordArray((-1,), "<f4", (2,), 0),), zeros(8)), "nothing is at"),
+        (Record({"a": "x"}, (RecordArray(("a", 0), "<U1", None),), zeros(0)), "nothing is at"),
+        (Record({"a": None}, (RecordArray(("a",), "|u1", (1,), 0),) * 2, zeros(8)), "two arrays"),
+        (Record({"a": None}, (RecordArray(("a",), "|O8", (1,), 0),), zeros(8)), "no objects"),
+        (Record({"a": None}, (RecordArray(("a",), "<c8", (1,), 0),), zeros(8)), "complex"),
+        (Record({"a": "x"}, (RecordArray(("a",), "<f4", None),), zeros(0)), "a str where a scalar of type <f4"),
+        (Record({"a": True}, (RecordArray(("a",), "<i4", None),), zeros(0)), "a bool where"),
+        (Record({"a": 256}, (RecordArray(("a",), "|u1", None),), zeros(0)), "256 does not fit"),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -109,6 +125,7 @@ def test_flow_control_charges_bulk_and_header() -> None:
     assert size_of(Tokens(zeros(40))) == HEADER_BYTES + 40
     assert size_of(Media("a/b", zeros(10))) == HEADER_BYTES + 10
     assert size_of(Json({"a": 1})) == HEADER_BYTES + 4
+    assert size_of(Record({"a": None}, (RecordArray(("a",), "|u1", (10,)),), zeros(10))) == 2 * HEADER_BYTES + 4 + 10
 
 
 def test_plain_values_of_every_type_pass() -> None:

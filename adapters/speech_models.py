@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -68,6 +68,42 @@ class Delayed(Frames):
         return [frame]
 
 
+class Staircase(Frames):
+    """Codebook k comes k steps late, after a frame of begin tokens; one of end tokens alone ends the sound (Higgs).
+
+    Args:
+        num_codebooks: codes of a frame.
+        begin: the token of which the last frame before the sound is made.
+        end: the token of which the first step after it is made.
+    """
+
+    def __init__(self, num_codebooks: int, begin: int, end: int) -> None:
+        self._num_codebooks = num_codebooks
+        self._begin = begin
+        self._end = end
+        self._columns: list[Column] = []
+        self._is_over = False
+
+    def add(self, tokens: Column) -> list[Column]:
+        """Return the frame whose last codebook this step has.
+
+        A code that is none, as a begin or end token that was drawn too early, becomes the last one, as in the model's
+        own processor.
+        """
+        if all(token == self._begin for token in tokens):
+            self._columns = []
+            return []
+        self._is_over = self._is_over or all(token == self._end for token in tokens)
+        if self._is_over:
+            return []
+        self._columns.append(tokens)
+        if len(self._columns) < self._num_codebooks:
+            return []
+        frame = [min(column[k], self._begin - 1) for k, column in enumerate(self._columns)]
+        self._columns.pop(0)
+        return [frame]
+
+
 class SpeechModel(ABC):
     """One loaded model.
 
@@ -78,6 +114,10 @@ class SpeechModel(ABC):
 
     auto_class: ClassVar[str]
     """The class of transformers that loads it."""
+    processor_class: ClassVar[str] = "AutoProcessor"
+    """The class of transformers that makes its prompts."""
+    takes_reference: ClassVar[bool] = True
+    """Whether it can speak with a voice that it hears."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -123,6 +163,16 @@ class SpeechModel(ABC):
     @abstractmethod
     def frames(self) -> Frames:
         """Return a reader of one request's tokens."""
+
+    def generate(self, module: Any, arguments: dict[str, Any], put: Callable[[Column], None]) -> None:
+        """Call `generate`, and hand over each step's tokens.
+
+        Args:
+            module: the model, or a copy of it that shares its weights.
+            arguments: of the call.
+            put: takes a step's tokens, one of every codebook; returns when the next step may begin.
+        """
+        module.generate(**arguments, streamer=_Streamer(put))
 
     def settings(self, temperature: float | None) -> dict[str, Any]:
         """Return how tokens are chosen, as arguments of `generate`; None leaves that to the model.
@@ -238,5 +288,99 @@ class Dia(SpeechModel):
         return super().settings(temperature)
 
 
-SPEECH_MODELS: dict[str, type[SpeechModel]] = {"csm": Csm, "dia": Dia}
+class Higgs(SpeechModel):
+    """Higgs Audio v2: a Llama with layers of its own for sound, which writes all codebooks at once, each a step later.
+
+    Voices that it would have to hear are refused: transformers encodes them with torchaudio, which doesn't come for
+    each torch.
+    """
+
+    auto_class = "HiggsAudioV2ForConditionalGeneration"
+    processor_class = "AutoTokenizer"
+    takes_reference = False
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        from transformers import AutoFeatureExtractor
+
+        self._sound: Any = AutoFeatureExtractor.from_pretrained(model.config.name_or_path)
+
+    @property
+    def num_codebooks(self) -> int:
+        """Codes of one frame."""
+        return int(self.model.config.num_codebooks)
+
+    @property
+    def frame_rate_hz(self) -> float:
+        """Frames of one second."""
+        return self.rate_hz / float(self._sound.hop_length)
+
+    @property
+    def rate_hz(self) -> int:
+        """Of the sound that it makes."""
+        return int(self._sound.sampling_rate)
+
+    @property
+    def num_late_steps(self) -> int:
+        """The frame of begin tokens, and the steps that wait for the last codebook."""
+        return self.num_codebooks
+
+    def prompt(self, text: str, voice: str | None, reference: Waveform | None, reference_text: str) -> dict[str, Any]:
+        """Return the conversation that the model was trained with."""
+        if voice is not None:
+            raise BadInput("voice: the model has none (allowed: null)", field="voice")
+        turns = [
+            {"role": "system", "content": [{"type": "text", "text": "Generate audio following instruction."}]},
+            {"role": "user", "content": [{"type": "text", "text": text}]},
+        ]
+        found = self.processor.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        return dict(found)
+
+    def num_prompt_tokens(self, prompt: Mapping[str, Any]) -> int:
+        """Return the prompt's length."""
+        return int(prompt["input_ids"].shape[1])
+
+    def frames(self) -> Frames:
+        """Return a reader of one request's tokens."""
+        config = self.model.config
+        return Staircase(self.num_codebooks, int(config.audio_stream_bos_id), int(config.audio_stream_eos_id))
+
+    def generate(self, module: Any, arguments: dict[str, Any], put: Callable[[Column], None]) -> None:
+        """Call `generate`; its streamer is told nothing of codes, but each step is called with those of the last."""
+
+        def before_step(module: Any, positional: Any, named: dict[str, Any]) -> None:
+            del module, positional
+            if (codes := named.get("audio_input_ids")) is not None:
+                put(codes[0, -1].tolist())
+
+        hook = module.register_forward_pre_hook(before_step, with_kwargs=True)
+        try:
+            found = module.generate(**arguments)
+        finally:
+            hook.remove()
+        codes = getattr(found, "audio_sequences", found)
+        put(codes[0, -1].tolist())
+
+
+SPEECH_MODELS: dict[str, type[SpeechModel]] = {"csm": Csm, "dia": Dia, "higgs_audio_v2": Higgs}
 """By ``model_type`` of a checkpoint's ``config.json``."""
+
+
+class _Streamer:
+    """What `generate` hands its tokens to: first the prompt, then each step's."""
+
+    def __init__(self, put: Callable[[Column], None]) -> None:
+        self._put = put
+        self._is_prompt = True
+
+    def put(self, tokens: Any) -> None:
+        """Take tokens; returns when the request's next step begins."""
+        if self._is_prompt:
+            self._is_prompt = False
+        else:
+            self._put(tokens.flatten().tolist())
+
+    def end(self) -> None:
+        """Nothing more comes; the end of the call says that too."""

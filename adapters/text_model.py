@@ -10,6 +10,7 @@ from adapters.answer import Answer, Limits
 from adapters.answer_parts import AnswerParts
 from adapters.chat import read_prompt, text_of
 from adapters.chat_template import HONOURS, ChatTemplate, check_fields
+from adapters.lora import check_name
 from adapters.reasoning import OPEN, ThinkingFilter
 from adapters.sampling import SamplingParams, refuse_unhonoured
 from adapters.structure import TokenMask, compile_grammar
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 EMITS = {"text": "text", "reasoning": "text", "tool_calls": "json", "rendered": "json"}
 """Output ports of a stage that writes text."""
 
-UNHONOURED = ("cache_salt", "lora")
+UNHONOURED = ("cache_salt",)
 
 Candidates = list[list[tuple[int, float]] | None]
 
@@ -60,6 +61,7 @@ class TextModel:
         context_length: int,
         device: Any,
         media: Collection[str] = (),
+        lora: Collection[str] | None = None,
     ) -> None:
         """Prepare.
 
@@ -71,12 +73,14 @@ class TextModel:
             context_length: tokens of a prompt and its answer together.
             device: where logits are.
             media: input ports beside ``prompt``.
+            lora: adapters that requests may name; None where the engine can't use any.
         """
         self.vocabulary = vocabulary
         self.context_length = context_length
         longest_token = max(map(len, vocabulary.tokenizer.get_vocab()))
         self._max_characters = context_length * longest_token
         self._adapter = adapter
+        self._lora = lora
         self._options = options
         self._device = device
         self._honours = HONOURS | frozenset(media)
@@ -174,7 +178,8 @@ class TextModel:
             BadInput: names the field.
         """
         params: SamplingParams = request.params
-        refuse_unhonoured(params, UNHONOURED, self._adapter)
+        refuse_unhonoured(params, UNHONOURED if self._lora is not None else (*UNHONOURED, "lora"), self._adapter)
+        check_name(params.lora, self._lora or ())
         if params.prompt_logprobs is not None and "rendered" not in request.outputs:
             raise BadInput(
                 "prompt_logprobs: nobody reads the port 'rendered' that they come on (allowed: None)",

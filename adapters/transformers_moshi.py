@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.detokenize import Detokenizer
+from adapters.model_memory import Files
 from adapters.moshi_model import DEFAULTS, MAX_TOP_K, MimiStreams, MoshiStreams
 from adapters.moshi_prompt import PAUSE, Frames, Prompts, voice_names, voice_problems
 from adapters.random_state import MAX_SEED
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
     from omni_bus.ids import RequestId
 
     Samples = npt.NDArray[np.float32]
@@ -188,6 +189,12 @@ class TransformersMoshi(SessionEngine):
     def voices(cls, options: MoshiOptions) -> tuple[str, ...]:
         """Return the names of the folder's files."""
         return voice_names(options.voices)
+
+    @classmethod
+    def memory(cls, options: MoshiOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        return files.memory(cache=files.cache(options.max_num_seqs * files.config.get("sliding_window", 0)))
 
     def load(self, report: Report) -> None:
         """Load, and speak a frame.

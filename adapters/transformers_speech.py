@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import start_threads
+from adapters.model_memory import Files
 from adapters.random_state import MAX_SEED, RandomState
 from adapters.sound import mono, resampled
 from adapters.speech_models import SPEECH_MODELS, SpeechModel
 from adapters.stepped_call import SteppedCall
-from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import BadInput, OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -29,7 +30,7 @@ from omni_bus.wire.payloads import Audio, Blob, Codes, Payload, Text, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
     from omni_bus.ids import RequestId
 
 NAME = "transformers-speech"
@@ -98,6 +99,13 @@ class TransformersSpeech(StepEngine):
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers", "soxr"))
 
+    @classmethod
+    def memory(cls, options: SpeechOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        held = max(options.max_resident, options.max_num_seqs)
+        return files.memory(cache=files.cache(held * files.context_length(None, DEFAULT_CONTEXT_LENGTH)))
+
     def load(self, report: Report) -> None:
         """Load, and speak a frame.
 
@@ -113,7 +121,7 @@ class TransformersSpeech(StepEngine):
         if config.model_type not in SPEECH_MODELS:
             raise loader.refused(f"it is of type '{config.model_type}' (allowed: {', '.join(sorted(SPEECH_MODELS))})")
         kind = SPEECH_MODELS[config.model_type]
-        processor = loader.part("loading processor", transformers.AutoProcessor)
+        processor = loader.part("loading processor", getattr(transformers, kind.processor_class))
         model = loader.weights(getattr(transformers, kind.auto_class), is_complete=True)
         self._speech = kind(model, processor)
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
@@ -181,6 +189,8 @@ class TransformersSpeech(StepEngine):
             if params.reference_text is not None:
                 raise BadInput("reference_text: it came without a reference (allowed: null)", field="reference_text")
             return None
+        if not self._speech.takes_reference:
+            raise BadInput("reference: the model can't be given a voice here (allowed: no sound)", field="reference")
         if len(payloads) > 1 or not isinstance(payloads[0], Audio):
             raise BadInput(f"reference: {len(payloads)} payloads came (allowed: one sound)", field="reference")
         sound, longest = payloads[0], self.options.max_reference_s
@@ -208,8 +218,9 @@ class TransformersSpeech(StepEngine):
                 for name, value in prompt.items()
                 if isinstance(value, torch.Tensor)
             }
+            frames = self._speech.frames()
             with torch.inference_mode():
-                module.generate(**arguments, **settings, streamer=_Streamer(self._speech, put))
+                self._speech.generate(module, arguments | settings, lambda tokens: put(frames.add(tokens)))
         finally:
             for part, config in configs:
                 part.generation_config = config
@@ -255,25 +266,6 @@ class TransformersSpeech(StepEngine):
         """Drop a request; its thread is free when this returns."""
         if (speech := self._live.pop(request, None)) is not None:
             speech.call.close()
-
-
-class _Streamer:
-    """What `generate` hands its tokens to: first the prompt, then each step's."""
-
-    def __init__(self, speech: SpeechModel, put: Callable[[list[list[int]]], None]) -> None:
-        self._frames = speech.frames()
-        self._put = put
-        self._is_prompt = True
-
-    def put(self, tokens: Any) -> None:
-        """Take tokens; returns when the request's next step begins."""
-        if self._is_prompt:
-            self._is_prompt = False
-        else:
-            self._put(self._frames.add(tokens.flatten().tolist()))
-
-    def end(self) -> None:
-        """Nothing more comes; the end of the call says that too."""
 
 
 def _text_of(payloads: list[Payload]) -> str:

@@ -13,14 +13,17 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from adapters import smollm2
 from adapters.logprobs import logprobs_of, with_token_first
+from adapters.lora import LoraSwitch, check_lora
+from adapters.model_memory import Files
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
 from adapters.text_model import EMITS, TextModel, TextOptions, vocabulary_of
-from adapters.transformers_model import ModelLoader, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
 from omni_bus.errors import OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.answer import Answer
-    from omni_bus.engine import Report
+    from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
     from omni_bus.wire.prompt import Prompt
@@ -59,6 +62,8 @@ class TransformersTextOptions(TextOptions, frozen=True, kw_only=True, forbid_unk
     A slot is reserved in full: 94 MB of float32 for SmolLM2 at 2048."""
     prefill_chunk: Count | None = None
     """Prompt tokens of one step; by default 64 on a CPU, 1024 elsewhere."""
+    lora: dict[str, str] = msgspec.field(default_factory=dict)
+    """LoRA adapters that requests may name, and the folder of each; a step computes once for each adapter in it."""
 
 
 class Statistics(NamedTuple):
@@ -132,6 +137,7 @@ class TransformersText(StepEngine):
     Params = SamplingParams
 
     _forward: PackedForward
+    _lora: LoraSwitch
     _model: TextModel
     _device: torch.device
     _context_length: int
@@ -149,11 +155,23 @@ class TransformersText(StepEngine):
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         problems = check_model("transformers", options, ("torch", "transformers", "llguidance"))
+        problems += check_lora("transformers", options.lora)
         if options.max_resident < options.max_num_seqs:
             problems.append(
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
         return problems
+
+    @classmethod
+    def memory(cls, options: TransformersTextOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator)
+        length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
+        chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
+        return files.memory(
+            cache=files.cache((options.max_resident + 1) * length),  # one slot is spare
+            activations=files.activations(chunk + options.max_num_seqs, options.max_num_seqs),
+        )
 
     def load(self, report: Report) -> None:
         """Convert the default model if it wasn't yet, load, and run a first batch.
@@ -174,6 +192,7 @@ class TransformersText(StepEngine):
         register_attention()
         model = loader.weights(AutoModelForCausalLM, attn_implementation=ATTENTION)
         self._check_layers(loader, model.config.get_text_config())
+        self._lora = LoraSwitch(loader, model, self.options.lora)
         self.context_length = self._context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             "transformers",
@@ -182,6 +201,7 @@ class TransformersText(StepEngine):
             template_owner=tokenizer,
             context_length=self._context_length,
             device=self._device,
+            lora=self.options.lora,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
         self._forward = self._forward_on(model, self._pool)
@@ -269,10 +289,15 @@ class TransformersText(StepEngine):
         if not planned:
             return events
         is_exact = any(running.params.seed is not None for running, _ in planned)
-        passes = _exact_passes(planned) if is_exact else [planned]
+        passes = [
+            (name, together)
+            for name, named_so in _by_lora(planned).items()
+            for together in (_exact_passes(named_so) if is_exact else [named_so])
+        ]
         with torch.inference_mode():
             rows: list[tuple[_Running, torch.Tensor]] = []
-            for together in passes:
+            for name, together in passes:
+                self._lora.use(name)
                 logits = self._forward([piece for _, piece in together], is_exact=is_exact)
                 parts = logits.split([piece.num_rows for _, piece in together])
                 for (running, piece), part in zip(together, parts, strict=True):
@@ -363,6 +388,14 @@ class TransformersText(StepEngine):
             num_tokens=sum(running.num_computed for running in self._running.values()),
             pool_bytes=self._pool.size_bytes,
         )
+
+
+def _by_lora(planned: Sequence[tuple[_Running, Piece]]) -> dict[str | None, list[tuple[_Running, Piece]]]:
+    """Split a step by the adapters that its requests name, None for the base model."""
+    found: dict[str | None, list[tuple[_Running, Piece]]] = {}
+    for item in planned:
+        found.setdefault(item[0].params.lora, []).append(item)
+    return found
 
 
 def _exact_passes(planned: Sequence[tuple[_Running, Piece]]) -> list[list[tuple[_Running, Piece]]]:

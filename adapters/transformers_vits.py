@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread, start_threads
+from adapters.model_memory import Files
 from adapters.packages import missing
 from adapters.random_state import MAX_SEED, RandomState
 from adapters.sentences import sentences_of
@@ -27,7 +28,7 @@ from omni_bus.wire.payloads import Audio, Blob, Payload
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
 
 NAME = "transformers-vits"
 
@@ -81,6 +82,11 @@ class TransformersVits(StreamingEngine):
         except (OSError, ValueError):  # a model's name, or something that the load will refuse
             return ()
         return tuple(map(str, range(num_speakers))) if num_speakers > 1 else ()
+
+    @classmethod
+    def memory(cls, options: VitsOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        return Files(options, has_accelerator=has_accelerator).memory()
 
     def load(self, report: Report) -> None:
         """Load, and speak a word.

@@ -116,6 +116,18 @@ class Failure(msgspec.Struct, frozen=True):
 Event: TypeAlias = Output | Finished | Starved | Failure
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """What one replica takes, in bytes."""
+
+    device: str
+    """``cpu``, ``cuda:N``, ``cuda``, or ``auto``: the first accelerator, the host where there is none."""
+    weights: int
+    cache: int = 0
+    """Keys and values of all requests that it may hold, when all are as long as they may be."""
+    activations: int = 0
+    """What one step takes in between; an estimate."""
+
+
 class Engine(ABC):
     """What all shapes share."""
 
@@ -176,6 +188,15 @@ class Engine(ABC):
         """
         del options
         return ()
+
+    @classmethod
+    def memory(cls, options: Any, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica with these options takes, found without loading anything; None if nobody knows.
+
+        Asked only with options that `check` finds no fault with.
+        """
+        del options, has_accelerator
+        return None
 
     @abstractmethod
     def load(self, report: Report) -> None:

@@ -19,8 +19,9 @@ from adapters.diffusion.loading import load_pipeline
 from adapters.diffusion.options import DiffusionOptions, problems_of
 from adapters.diffusion.params import ACCEPTS, EMITS, MEDIA, OPTIONAL_INPUTS, DiffusionParams, Lora
 from adapters.handover import start_threads
+from adapters.model_memory import Files
 from adapters.transformers_model import ModelLoader
-from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, Report, StepEngine
+from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Memory, Output, Report, StepEngine
 from omni_bus.errors import BadInput, OmniBusError, StageFailed, StartFailed, did_you_mean
 from omni_bus.ids import RequestId
 from omni_bus.wire.frames import Finish
@@ -60,6 +61,11 @@ class Diffusers(StepEngine):
     def check(cls, options: DiffusionOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return problems_of(cls.name, options)
+
+    @classmethod
+    def memory(cls, options: DiffusionOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes: weights; what a step takes depends on the request."""
+        return Files(options, has_accelerator=has_accelerator).memory()
 
     def load(self, report: Report) -> None:
         """Load, and run a few steps.

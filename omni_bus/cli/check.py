@@ -19,9 +19,11 @@ from omni_bus.cli.deployment import (
     detect_platform,
     insecurities,
     load_deployment,
+    memory_ledger,
 )
 from omni_bus.config.graph import warnings
 from omni_bus.config.layer import DEFAULT, hide_secrets, show_path, show_value
+from omni_bus.config.ledger import Ledger, show_bytes
 from omni_bus.config.load import Loaded
 from omni_bus.config.settings import Setting, settings
 from omni_bus.core.pipeline import IN, OUT, Pipeline
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the checked deployment; return 0, or 1 after printing every problem on stderr."""
     try:
         loaded = load_deployment(args)
+        ledger = memory_ledger(loaded)
         found = settings(loaded)
         if args.explain is not None:
             found = _below(found, args.explain)
@@ -52,14 +55,15 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             _print_json({"problems": error.problems})
         return 1
-    hints = [*warnings(loaded.config.stages, available_cores()), *insecurities(loaded)]
+    hints = [*warnings(loaded.config.stages, available_cores()), *ledger.warnings, *insecurities(loaded)]
     if args.json:
-        _print_json({"settings": [_explained(s) for s in found]} if args.explain else _as_json(loaded, found, hints))
+        whole = _as_json(loaded, found, hints) | {"memory": _memory_json(ledger)}
+        _print_json({"settings": [_explained(s) for s in found]} if args.explain else whole)
         return 0
     if args.explain is not None:
         _write("\n\n".join(_explain(setting) for setting in found))
         return 0
-    _write("\n".join([*_head(loaded), "", *_merged(found), *_drawing(loaded)]))
+    _write("\n".join([*_head(loaded), "", *_merged(found), *_drawing(loaded), *_memory_table(ledger)]))
     for hint in hints:
         print(f"warning: {hint}", file=sys.stderr)
     return 0
@@ -85,7 +89,10 @@ def _head(loaded: Loaded) -> list[str]:
     config = loaded.config
     counts = ((len(config.stages), "stage"), (len(config.pipelines), "pipeline"), (len(config.gateways), "gateway"))
     words = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-    return [f"{loaded.path} is good: {words}; platform {detect_platform()}"]
+    lines = [f"{loaded.path} is good: {words}; platform {detect_platform()}"]
+    for line in loaded.why:
+        lines += textwrap.wrap(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    return lines
 
 
 def _merged(found: Sequence[Setting]) -> list[str]:
@@ -184,6 +191,27 @@ def _gateway_table(loaded: Loaded) -> list[str]:
     return _table(rows)
 
 
+def _memory_table(ledger: Ledger) -> list[str]:
+    """Write what each stage takes, and what each device has; nothing if no adapter knows."""
+    rows: list[tuple[str, ...]] = [("memory", "device", "weights", "keys and values", "a step", "together")]
+    for entry in ledger.entries:
+        if (memory := entry.memory) is None:
+            continue
+        parts = (memory.weights, memory.cache, memory.activations)
+        cells = (show_bytes(entry.replicas * part) if part else "" for part in parts)
+        rows.append((entry.stage, entry.device, *cells, show_bytes(entry.total)))
+    if len(rows) == 1:
+        return []
+    of_devices = [
+        f"{device}: about {show_bytes(ledger.taken(device))} of {show_bytes(capacity.free)} free, "
+        f"{show_bytes(capacity.total)} in all"
+        for device, capacity in ledger.capacities.items()
+        if ledger.taken(device)
+    ]
+    unknown = [entry.stage for entry in ledger.entries if entry.memory is None]
+    return ["", *_table(rows)[:-1], *of_devices, *([f"not known: {', '.join(unknown)}"] if unknown else [])]
+
+
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -257,6 +285,14 @@ def _as_json(loaded: Loaded, found: Sequence[Setting], hints: Sequence[str]) -> 
         "pipelines": {name: _pipeline_json(pipeline) for name, pipeline in loaded.pipelines.items()},
         "served": loaded.served,
         "warnings": hints,
+        "why": loaded.why,
+    }
+
+
+def _memory_json(ledger: Ledger) -> dict[str, Any]:
+    return {
+        "devices": {name: msgspec.to_builtins(capacity) for name, capacity in ledger.capacities.items()},
+        "stages": {entry.stage: msgspec.to_builtins(entry) | {"total": entry.total} for entry in ledger.entries},
     }
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import omni_bus
 from adapters import ADAPTERS
 from gateways import GATEWAYS
+from omni_bus.cli.model import ModelDeployment, deploy
 from omni_bus.config.layer import DEFAULT, Origin, Problem, show_path
+from omni_bus.config.ledger import Ledger, account
 from omni_bus.config.load import Loaded, load
 from omni_bus.config.validate import show_problem
 from omni_bus.engine import Engine
 from omni_bus.errors import ConfigError
 from omni_bus.registry import ADAPTER_GROUP, GATEWAY_GROUP, load_class
 from omni_bus.runtime.exposure import exposures, security_problems
+from omni_bus.runtime.memory import capacities
 
 SHIPPED_CONFIGS = Path(omni_bus.__file__).parent.parent / "configs"
 """Beside the code, in a checkout and in an installed copy."""
@@ -26,7 +29,14 @@ DEFAULT_CONFIG = "voice_chat"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and ``-o``."""
+    """Add ``MODEL``, ``--pipeline``, ``--config`` and ``-o``."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a model's folder, or its name on the hub, in the place of --config: served by the pipeline that fits it",
+    )
+    parser.add_argument("--pipeline", metavar="NAME", help="the pipeline that serves MODEL, whatever its files say")
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -59,7 +69,8 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
     Raises:
         ConfigError: with every problem.
     """
-    file = config_file(args.config or DEFAULT_CONFIG)
+    deployed = named_model(args)
+    file = config_file(args.config or DEFAULT_CONFIG) if deployed is None else rule_file(deployed)
     try:
         loaded = load(
             file,
@@ -68,6 +79,8 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
             platform=detect_platform(),
             adapter_class=adapter_class,
             gateway_class=gateway_class,
+            of_model=None if deployed is None else deployed.layer,
+            why=() if deployed is None else deployed.explain(),
         )
     except ConfigError as error:
         if os.path.exists(file):
@@ -80,6 +93,33 @@ def load_deployment(args: argparse.Namespace) -> Loaded:
     if problems:
         raise ConfigError(show_problem(problem, _origin(loaded, problem)) for problem in problems)
     return loaded
+
+
+def named_model(args: argparse.Namespace) -> ModelDeployment | None:
+    """Return how the model of the command line is deployed; None if it names none.
+
+    Raises:
+        ConfigError: it names one that can't be, or a file as well.
+    """
+    if args.model is None:
+        if args.pipeline is not None:
+            raise ConfigError([f"--pipeline {args.pipeline}: it came without a model (allowed: with MODEL)"])
+        return None
+    if args.config is not None:
+        raise ConfigError([f"--config {args.config}: it came with the model {args.model} (allowed: one of them)"])
+    return deploy(args.model, args.pipeline)
+
+
+def memory_ledger(loaded: Loaded) -> Ledger:
+    """Return what the stages take of this machine's memory.
+
+    Raises:
+        ConfigError: more than there is.
+    """
+    ledger = account(loaded.config.stages, loaded.adapters, capacities(detect_platform()))
+    if ledger.problems:
+        raise ConfigError(show_problem(problem, _origin(loaded, problem)) for problem in ledger.problems)
+    return ledger
 
 
 def is_insecure(args: argparse.Namespace, loaded: Loaded) -> bool:
@@ -108,6 +148,13 @@ def config_file(text: str) -> str:
     """Return the file that a ``--config`` means: the file of that path, else the shipped one of that name."""
     shipped = shipped_configs().get(text)
     return text if shipped is None or os.path.isfile(text) else os.path.relpath(shipped)
+
+
+def rule_file(deployed: ModelDeployment) -> str:
+    """Return the deployment file of a model's rule: the shipped one of that name, wherever this runs, else the path."""
+    name = deployed.resolution.chosen.rule.config
+    shipped = shipped_configs().get(name)
+    return name if shipped is None else os.path.relpath(shipped)
 
 
 def detect_platform() -> str:

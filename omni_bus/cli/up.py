@@ -16,7 +16,7 @@ import uvloop
 
 from actors.operations import Operations
 from actors.supervisor import Supervisor
-from omni_bus.cli.deployment import add_config_arguments, insecurities, load_deployment
+from omni_bus.cli.deployment import add_config_arguments, insecurities, load_deployment, memory_ledger
 from omni_bus.cli.display import make_display
 from omni_bus.config import schema
 from omni_bus.config.graph import warnings
@@ -34,6 +34,7 @@ from omni_bus.runtime.signals import Stop
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from omni_bus.cli.display import Display
     from omni_bus.config.load import Loaded
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start, serve until SIGTERM or Ctrl-C, drain; 0 after a clean end."""
     loaded = load_deployment(args)
+    ledger = memory_ledger(loaded)
     name = _name(args.name) if args.name is not None else loaded.config.name
     # Until the loop takes signals over: an early SIGTERM must leave by the same door as everything else.
     signal.signal(signal.SIGTERM, _leave)
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         sockets = {key: bind_port(key, entry.host, entry.port) for key, entry in loaded.config.gateways.items()}
         deployment = _deployment(loaded, directory, args.log_level)
-        return uvloop.run(_up(deployment, directory, sockets, args, insecurities(loaded)))
+        return uvloop.run(_up(deployment, directory, sockets, args, loaded, ledger.warnings))
     except StartFailed as error:
         print(f"omni-bus up: {error.message}", file=sys.stderr)
         return EXIT_START_FAILED
@@ -117,20 +119,23 @@ async def _up(
     directory: rundir.RunDir,
     sockets: dict[str, socket.socket],
     args: argparse.Namespace,
-    insecure: list[str],
+    loaded: Loaded,
+    tight: Sequence[str],
 ) -> int:
     stop = Stop(with_interrupt=True)
     display = make_display(args.log_format, sys.stdout)
     logging.getLogger().addHandler(display.handler("supervisor"))
     logging.getLogger().setLevel(args.log_level)
-    for hint in warnings(deployment.config.stages, available_cores()):
+    for line in loaded.why:
+        logging.getLogger(__name__).info(line)
+    for hint in (*warnings(deployment.config.stages, available_cores()), *tight):
         logging.getLogger(__name__).warning(hint)
     urls = {name: _url(listener) for name, listener in sockets.items()}
     directory.announce(
         rundir.About(
             name=directory.path.name,
             pid=os.getpid(),
-            config=str(args.config or "the default configuration"),
+            config=str(args.config or args.model or "the default configuration"),
             coordinator_endpoint=deployment.coordinator_endpoint,
             gateways=urls,
         )
@@ -151,7 +156,7 @@ async def _up(
             return 0
         starting.result()
         display.ready(deployment, urls, time.monotonic() - began_at)
-        for line in insecure:  # the last that is said, so that it is seen
+        for line in insecurities(loaded):  # the last that is said, so that it is seen
             logging.getLogger(__name__).warning(line)
         await asyncio.wait({asking, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
         if supervisor.failed.done():

@@ -6,8 +6,9 @@ Later ones win; tables merge key by key, everything else (lists too) is replaced
 2. files named by ``base``, the farthest first
 3. the file itself
 4. ``[platform.NAME]`` of these files in the same order, NAME being ``cuda``, ``rocm`` or ``cpu``
-5. the environment: ``OMNI_BUS__STAGES__LLM__REPLICAS=2``, letters' case and ``-`` or ``_`` don't matter for known keys
-6. ``-o stages.llm.replicas=2``, in the order given
+5. what a model's checkpoint says, where the command line names a model
+6. the environment: ``OMNI_BUS__STAGES__LLM__REPLICAS=2``, letters' case and ``-`` or ``_`` don't matter for known keys
+7. ``-o stages.llm.replicas=2``, in the order given
 
 Values of the last two are TOML values, and plain text where they are none.
 """
@@ -55,6 +56,8 @@ class Loaded(msgspec.Struct):
     """The class of each stage's adapter."""
     protocols: dict[str, type[Any]]
     """The class of each gateway."""
+    why: tuple[str, ...] = ()
+    """Where the command line names a model: why this deployment serves it."""
 
     def origin(self, key: str) -> Origin:
         """Return where a value came from; `DEFAULT` where nobody wrote it."""
@@ -69,6 +72,8 @@ def load(
     platform: str,
     adapter_class: AdapterClass,
     gateway_class: GatewayClass,
+    of_model: Layer | None = None,
+    why: tuple[str, ...] = (),
 ) -> Loaded:
     """Read, merge and check a deployment.
 
@@ -79,6 +84,8 @@ def load(
         platform: one of `PLATFORMS`: which ``[platform.…]`` tables apply.
         adapter_class: the class of an adapter's name.
         gateway_class: the class of a protocol's name.
+        of_model: what a model's checkpoint says.
+        why: lines that say why the file serves that model.
 
     Raises:
         ConfigError: with every problem at once, each with file and line (or variable, or argument) and key path.
@@ -89,6 +96,7 @@ def load(
     merged = Layer()
     merged.lay(plain)
     merged.lay(by_platform.get(platform, Layer()))
+    merged.lay(of_model or Layer())
     misread = _lay_environment(merged, environ) + _lay_overrides(merged, overrides)
 
     name = _name_of(file)
@@ -113,6 +121,7 @@ def load(
         origins={show_path(at): origin for at, origin in merged.origins.items()},
         adapters=adapters,
         protocols={gateway: found for gateway, found in draft.protocols.items() if found is not None},
+        why=why,
     )
 
 

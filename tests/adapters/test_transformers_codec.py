@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from array import array
 from pathlib import Path
@@ -50,12 +51,14 @@ class Codec:
             return self.whole.decode(audio_codes=codes).audio_values.flatten()
 
 
-@pytest.fixture(scope="module", params=["mimi", "dac"])
+@pytest.fixture(scope="module", params=["mimi", "dac", "xcodec"])
 def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mimi":
         csm: Any = transformers.CsmForConditionalGeneration.from_pretrained(tiny.csm(folder))
         whole = csm.codec_model
+    elif request.param == "xcodec":
+        whole = transformers.XcodecModel.from_pretrained(tiny.xcodec(folder))
     else:
         whole = transformers.DacModel.from_pretrained(tiny.dac(folder))
     codec = Codec(str(folder), whole)
@@ -170,3 +173,33 @@ def test_samples_are_as_loud_as_the_codecs(codec: Codec) -> None:
     whole = codec.decode(codes).clamp(-1, 1).numpy()
 
     assert np.abs(np.frombuffer(said.pcm, "<i2") / 32767 - whole).max() < 1e-4
+
+
+def test_higgs_own_codec_is_read_where_torchaudio_is(tmp_path: Path) -> None:
+    """transformers imports torchaudio beside that codec's class; only encoding calls it, so an empty module will do."""
+    program = f"""
+import importlib.machinery, sys, types
+sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(Path(__file__).parent)!r}]
+import tiny, torch, transformers
+from adapters.codec_models import CodecStream
+from adapters.transformers_codec import TransformersCodec
+from omni_bus.testing import make_engine
+
+folder = tiny.xcodec({str(tmp_path)!r}, "higgs_audio_v2_tokenizer")
+engine = make_engine(TransformersCodec, {{"model": folder}})
+codes = torch.randint(0, 32, (1, 4, 40))
+stream = CodecStream(engine._codec, engine._field)
+with torch.inference_mode():
+    pieces = [stream.decode(piece, is_last=False) for piece in codes.split(3, dim=2)]
+    found = torch.cat([*pieces, stream.decode(None, is_last=True)])
+    whole = transformers.AutoModel.from_pretrained(folder).decode(codes).audio_values.flatten()
+engine.close()
+assert type(engine._codec.model).__name__ == "HiggsAudioV2TokenizerModel"
+assert found.shape == whole.shape and float(whole.std()) > 0.1
+assert float((found - whole).abs().max()) <= {BOUND}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -148,10 +148,10 @@ def _mimi(codebook_size: int, num_codebooks: int) -> Any:
 
 @torch.no_grad()
 def _fill_codebooks(model: Any) -> None:
-    """Mimi's vectors are quotients of two buffers; without training all of them are zero."""
+    """Codebooks are buffers (Mimi's vectors are quotients of two); without training all of them are zero."""
     generator = torch.Generator().manual_seed(1)
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("embed_sum"):
+        if name.endswith(("embed_sum", "codebook.embed")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator))
 
 
@@ -301,6 +301,90 @@ def dia(folder: Path) -> str:
         transformers.AutoModel.from_pretrained(codec),
     )
     processor.save_pretrained(folder)
+    return str(folder)
+
+
+HIGGS_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{% for c in m['content'] %}{{ c['text'] }}{% endfor %}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<|audio_out_bos|>{% endif %}"
+)
+
+
+def higgs(folder: Path) -> str:
+    """Save a Higgs Audio v2: four codebooks of 32 codes at 250 frames a second, as X-Codec below reads them."""
+    torch.manual_seed(0)
+    names = ("<pad>", "<|eot|>", "<|AUDIO_OUT|>", "<|audio_out_bos|>", "<|audio_eos|>", "<|reserved_special_token_6|>")
+    tokenizer = byte_tokenizer(names, "<|eot|>")
+    tokenizer.chat_template = HIGGS_TEMPLATE
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(names)), strict=True))
+    config = transformers.HiggsAudioV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        num_codebooks=4,
+        codebook_size=34,
+        audio_stream_bos_id=32,
+        audio_stream_eos_id=33,
+        audio_token_id=ids["<|AUDIO_OUT|>"],
+        audio_bos_token_id=ids["<|audio_out_bos|>"],
+        audio_delay_token_id=ids["<|reserved_special_token_6|>"],
+        eos_token_id=ids["<|audio_eos|>"],
+        pad_token_id=ids["<pad>"],
+        bos_token_id=None,
+    )
+    model = enliven(transformers.HiggsAudioV2ForConditionalGeneration(config))
+    model.audio_lm_head.weight.data[33::34] *= 0.5  # ends are rare, as after training
+    generation = model.generation_config
+    generation.do_sample, generation.temperature, generation.top_k, generation.max_new_tokens = True, 1.0, 8, 40
+    generation.ras_win_len, generation.ras_win_max_num_repeat = 7, 2
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformers.DacFeatureExtractor(sampling_rate=8000, hop_length=32).save_pretrained(folder)
+    return str(folder)
+
+
+def xcodec(folder: Path, model_type: str = "xcodec") -> str:
+    """Save an X-Codec, or its like: four codebooks of 32 codes, 8 kHz, 250 frames a second."""
+    torch.manual_seed(0)
+    semantic = {
+        "model_type": "hubert",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "conv_dim": [8],
+        "conv_stride": [20],
+        "conv_kernel": [20],
+        "num_feat_extract_layers": 1,
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+    }
+    acoustic = {
+        "model_type": "dac",
+        "encoder_hidden_size": 4,
+        "downsampling_ratios": [4, 4, 2],
+        "upsampling_ratios": [4, 4, 2],
+        "decoder_hidden_size": 32,
+        "hidden_size": 16,
+    }
+    config: Any = transformers.AutoConfig.for_model(
+        model_type,
+        sample_rate=8000,
+        codebook_size=32,
+        codebook_dim=32 if model_type == "xcodec" else 8,
+        target_bandwidths=[5.0],  # kbit/s: four codebooks of five bits, 250 times a second
+        acoustic_model_config=acoustic,
+        semantic_model_config=semantic,
+    )
+    model = enliven(transformers.AutoModel.from_config(config), gain=0.7)
+    _fill_codebooks(model)
+    model.save_pretrained(folder)
     return str(folder)
 
 

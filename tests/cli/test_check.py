@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from omni_bus.cli import check
+from omni_bus.cli import check, up
 from omni_bus.core.pipeline import Pipeline
-from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
+from omni_bus.engine import EngineRequest, Inputs, Memory, StreamingEngine
+from omni_bus.errors import ConfigError
 from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Payload
 
@@ -58,6 +59,14 @@ class Speaker(Reader):
     @classmethod
     def voices(cls, options: WriterOptions) -> tuple[str, ...]:
         return (f"voice of {options.model}", "another")
+
+
+class Heavy(Writer):
+    """A first stage that takes memory."""
+
+    @classmethod
+    def memory(cls, options: WriterOptions, *, has_accelerator: bool) -> Memory:
+        return Memory("cpu", int(options.model) * 10**9, 2 * 10**6)
 
 
 class Door:
@@ -139,6 +148,41 @@ def test_callers_are_printed_without_their_keys(capsys: pytest.CaptureFixture[st
     assert "hush" not in out
     assert "gold.keys" in out
     assert "weight" in out
+
+
+def _heavy(gigabytes: int) -> tuple[str, ...]:
+    return ("-o", f"stages.writer.adapter={__name__}:Heavy", "-o", f'stages.writer.model="{gigabytes}"')
+
+
+def test_memory_is_printed_stage_by_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _check(*_heavy(1), "-o", "stages.writer.replicas=2") == 0
+
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert rows[:2] == ["memory device weights keys and values a step together", "writer host 2.0 GB 4.0 MB 2.0 GB"]
+    assert rows[2].startswith("host: about 2.0 GB of ")
+    assert rows[3] == "not known: reader"
+    assert _check(*_heavy(1), "--json") == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["stages"]["writer"]["total"] == 1_002_000_000
+    assert memory["stages"]["reader"]["memory"] is None
+
+
+@pytest.mark.parametrize("command", [check, up])
+def test_more_memory_than_there_is_is_refused_before_anything_starts(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    arguments = parser.parse_args(["--config", "d.toml", *_heavy(10**6)])
+    if command is check:
+        assert check.run(arguments) == 1
+        problem = capsys.readouterr().err
+    else:
+        with pytest.raises(ConfigError) as caught:
+            up.run(arguments)
+        problem = str(caught.value)
+    assert problem.startswith("d.toml:1: stages.writer: host has ")
+    assert "its stages take 1000000.0 GB (writer 1000000.0 GB)" in problem
 
 
 def test_pipeline_is_drawn_in_the_order_of_its_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(config: str | None):
-    return load_deployment(argparse.Namespace(config=config, overrides=[], insecure=False))
+    return load_deployment(argparse.Namespace(config=config, model=None, pipeline=None, overrides=[], insecure=False))
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SHIPPED_CONFIGS.glob("*.toml")))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import importlib
 import io
 import json
-import os
-import random
 import sys
 import threading
 from collections.abc import Callable
@@ -363,104 +359,3 @@ async def test_bad_picture_is_refused_by_its_field(model: Callable[[str], str]) 
             async with session.post(f"{VIDEOS}/sync", data=form) as response:
                 assert response.status == 200 or (await response.json())["error"]["param"] == "input_reference", name
         await until_idle(deployment, session)
-
-
-# --- clients that leave -------------------------------------------------------------------------------------
-
-NUM_FIRST, NUM_LEAVERS = 18, 30
-MAX_UNITS = 80
-"""Somewhat more than six videos of three steps take."""
-
-MAX_GROWTH_BYTES = 256 * 1024**2
-"""The C library keeps freed memory for each of some thirty threads, a few MB each; what is held shows in the counts."""
-
-
-class Progress:
-    """Counts the units of work of all requests, so that a client can leave after so many."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_units = 0
-        advance = Drawing.advance
-
-        def counted(drawing: Drawing) -> bool:
-            self.num_units += 1
-            return advance(drawing)
-
-        monkeypatch.setattr(Drawing, "advance", counted)
-
-    async def wait(self, goal: int, began: int, deployment: Running, session: aiohttp.ClientSession) -> None:
-        """Wait until so many units are done, or nobody is left who could do more."""
-        while self.num_units < goal and (self.num_units == began or deployment.stages["camera.0"].stats.active):
-            await get(session, "")
-
-
-async def leave(route: str, deployment: Running, progress: Progress, num_units: int) -> None:
-    """Ask for a video and go away after so many units of work."""
-    async with aiohttp.ClientSession(deployment.url) as session:
-        fields = {"size": "96x96", "num_inference_steps": 3}
-        began = progress.num_units
-        goal = began + num_units
-        match route:
-            case "job":
-                job = await create(session, **fields)
-                await progress.wait(goal, began, deployment, session)
-                async with session.delete(f"{VIDEOS}/{job['id']}") as response:
-                    assert response.status == 200
-            case "sync":
-                asking = asyncio.create_task(session.post(f"{VIDEOS}/sync", json={"prompt": "x", **fields}))
-                await progress.wait(goal, began, deployment, session)
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
-            case _:
-                async with connect(f"ws://127.0.0.1:{deployment.port}/v1/realtime/video") as socket:
-                    await start(socket, **fields)
-                    await progress.wait(goal, began, deployment, session)
-                    socket.transport.abort()
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def held_of(deployment: Running) -> tuple[Any, ...]:
-    """What a deployment holds when nobody asks it for anything: of its arenas, and in the folder of videos."""
-    links = [actor._driver._link for actor in deployment.stages.values()]
-    arenas = [arena for link in links if (arena := link.statistics().arena) is not None]
-    assert any(arena.written for arena in arenas), "frames went through shared memory"
-    return [(arena.used_bytes, arena.slots) for arena in arenas], endings(deployment)
-
-
-def num_tensors() -> int:
-    """Tensors and requests that are alive in this process."""
-    gc.collect()
-    return sum(isinstance(each, torch.Tensor | Drawing) for each in gc.get_objects())
-
-
-@pytest.mark.slow
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
-    model: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress = Progress(monkeypatch)
-    moments = random.Random(0)
-
-    async def some_leave(num_clients: int) -> None:
-        for first in range(0, num_clients, 6):
-            clients = [("job", "sync", "socket")[(first + i) % 3] for i in range(6)]
-            await asyncio.gather(*(leave(c, deployment, progress, moments.randrange(MAX_UNITS)) for c in clients))
-
-    async with (
-        running(deployment_of(model("WanPipeline"))) as deployment,
-        aiohttp.ClientSession(deployment.url) as session,
-    ):
-        await some_leave(NUM_FIRST)  # threads, caches and pools are there once the first have been
-        await until_idle(deployment, session)
-        held, tensors, resident = held_of(deployment), num_tensors(), resident_bytes()
-        await some_leave(NUM_LEAVERS)
-        await until_idle(deployment, session)
-        while held_of(deployment) != held:  # what readers gave back is on its way
-            await get(session, "")
-        assert num_tensors() <= tensors
-        assert resident_bytes() - resident < MAX_GROWTH_BYTES
-        assert (await get(session, ""))[1]["data"] == []
-        job = await until(session, (await create(session))["id"])
-        assert job["status"] == "completed"

@@ -129,11 +129,20 @@ class Rests:
         return self._tell(number, now)
 
     def on_rested(self, actor: Actor, rested: Rested, now: float) -> list[Common]:
-        """Take an answer; the last one ends the order. One that could not wake as it should is told again, later."""
-        if actor.told == rested.number:
-            actor.told, actor.level = 0, rested.level
+        """Take an answer; the last one ends the order. One that could not wake as it should is told again, later.
+
+        It may answer a former coordinator, whose orders had the same numbers: then nobody here has asked for the level.
+        """
         order, name = self._orders.get(rested.number), actor.peer.actor
-        if order is None or order.waiting.get(name) != actor.peer:
+        if order is not None and order.waiting.get(name) != actor.peer:
+            order = None
+        if order is not None and rested.error is None and rested.level != order.level:
+            return []  # the answer to ours is still to come
+        if actor.told in {0, rested.number}:
+            if not actor.told:
+                self.compare(name)
+            actor.told, actor.level = 0, rested.level
+        if order is None:
             return []
         if rested.error is not None:
             if order.asker is None and not order.level:

@@ -34,9 +34,11 @@ def messages_of(question: tuple[Any, ...]) -> dict[str, list[Payload]]:
         if kind == "audio":
             payload = Audio(16_000, 1, "f32", blob)
         elif kind == "image":
-            payload = Image(*part.shape, blob)
+            height, width, channels = part.shape
+            payload = Image(height, width, channels, blob)
         else:
-            payload = Video(0, *part.shape[:3], 1, 2, blob)
+            frames, height, width, _ = part.shape
+            payload = Video(0, frames, height, width, 1, 2, blob)
         inputs.setdefault(port, []).append(payload)
     return {"prompt": [Json({"messages": [{"role": "user", "content": parts}]})], **inputs}
 

@@ -18,7 +18,7 @@ import tiny  # type: ignore[import-not-found] (put on the path above)
 
 from adapters.moshi_model import MAX_TOP_K
 from adapters.moshi_prompt import PAUSE
-from adapters.transformers_moshi import MoshiParams, TransformersMoshi
+from adapters.transformers_moshi import MoshiOptions, MoshiParams, TransformersMoshi
 from omni_bus.engine import EngineRequest, Finished, Output, Starved
 from omni_bus.errors import BadInput, ConfigError, OmniBusError, Overloaded, StartFailed
 from omni_bus.testing import StepDriver, make_engine
@@ -333,7 +333,7 @@ def test_bad_voices_are_named_at_the_start(voices: Path, folder: str, tmp_path: 
     (tmp_path / "x.wav").write_bytes(b"no sound")
     with pytest.raises(StartFailed, match=r"voices: '.*x.wav' can't be read"):
         make_engine(TransformersMoshi, options | {"voices": str(tmp_path)})
-    assert TransformersMoshi.voices(msgspec.convert(options | {"voices": str(voices)}, TransformersMoshi.Options)) == (
+    assert TransformersMoshi.voices(msgspec.convert(options | {"voices": str(voices)}, MoshiOptions)) == (
         "NATF2",
         "ana",
     )

@@ -141,7 +141,7 @@ def _thought(*seeds: int) -> Ports:
 
 def _voiced(*codes: int) -> Ports:
     data = [array("i", codes[i : i + 4]) for i in range(0, len(codes), 4)]
-    pieces = [Codes(len(each), 1, 50.0, Blob(memoryview(each).cast("B"))) for each in data]
+    pieces: list[Payload] = [Codes(len(each), 1, 50.0, Blob(memoryview(each).cast("B"))) for each in data]
     return {"voice": [Json("Ethan")], "codes": pieces}
 
 

@@ -43,13 +43,29 @@ def test_order_ends_with_the_last_answer_and_says_what_failed(members: Membershi
     told = [Send(one.peer, order), Send(other.peer, order), SetTimer(("rest", "1"), 10.0 + REPEAT_S)]
     assert begin(rests, "llm.0", "llm.1", "voice.0", "nobody") == told
 
-    assert rests.on_rested(one, Rested(1), 11.0) == []
-    assert rests.on_rested(one, Rested(1), 11.0) == [], "it says so twice"
+    assert rests.on_rested(one, Rested(1, level=2), 11.0) == []
+    assert rests.on_rested(one, Rested(1, level=2), 11.0) == [], "it says so twice"
     assert rests.on_timer(1, 15.0) == [Send(other.peer, order), SetTimer(("rest", "1"), 15.0 + REPEAT_S)]
 
     failed = {"voice.0": "it is not ready", "nobody": "it is not ready", "llm.1": "level: no"}
     assert rests.on_rested(other, Rested(1, BadInput("level: no").to_info()), 16.0) == reply(failed)
     assert (rests.on_timer(1, 20.0), rests.on_rested(other, Rested(1), 20.0)) == ([], [])
+
+
+def test_answer_to_a_former_coordinator_is_taken_for_what_it_says(members: Membership) -> None:
+    """Orders of each coordinator are numbered from 1, and a replica may still carry out one of the last."""
+    rests = Rests(members)
+    one = members.present("llm")[0]
+
+    assert rests.on_rested(one, Rested(4, level=2), 10.0) == []
+    assert one.level == 2
+    woken = rests.settle(lambda _: 0, lambda _: 0, 10.0)
+    assert woken[0] == Send(one.peer, Rest(1, 0)), "nobody here has it sleep"
+
+    assert rests.on_rested(one, Rested(1, level=2), 11.0) == [], "a former coordinator's order 1"
+    assert (one.level, one.told) == (2, 1)
+    assert rests.on_rested(one, Rested(1, level=0), 12.0) == [DropTimer(("rest", "1"))]
+    assert (one.level, one.told) == (0, 0)
 
 
 def test_order_to_nobody_who_can_is_answered_at_once(members: Membership) -> None:

@@ -466,7 +466,7 @@ async def test_every_path_wants_a_key_but_those_of_watchers() -> None:
         running(text_deployment('api_keys = ["one"]')) as deployment,
         aiohttp.ClientSession(deployment.url) as session,
     ):
-        for path in ("/", "/nope", "/v1", "/healthz", "/health/"):
+        for path in ("/", "/nope", "/v1", "/healthy", "/health/"):
             async with session.get(path) as response:
                 assert response.status == 401
         async with session.options("/v1/models") as response:

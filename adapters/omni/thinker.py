@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from msgspec import Meta
 
+from adapters.lora import LoraSwitch
 from adapters.omni.families import family_of
 from adapters.omni.media import Media, MediaReader
+from adapters.packages import missing
 from adapters.packed_batch import KvPool, PackedDecoder, PackedForward, rows_of_pieces, with_filling
 from adapters.tensors import as_hidden, as_tensor
 from adapters.text_model import EMITS, TextModel, vocabulary_of
-from adapters.transformers_model import ModelLoader, check_model
+from adapters.transformers_model import INSTALL_ENGINE, ModelLoader
 from adapters.transformers_text import (
     CPU_PREFILL_CHUNK,
     DEVICE_PREFILL_CHUNK,
@@ -159,7 +161,7 @@ class OmniThinker(TransformersText):
     @classmethod
     def check(cls, options: TransformersTextOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
-        return [*super().check(options), *check_model(NAME, options, ("PIL", "soxr"))]
+        return [*super().check(options), *missing(NAME, {INSTALL_ENGINE: ("PIL", "soxr")})]
 
     def load(self, report: Report) -> None:
         """Load the thinker alone, and run a first batch.
@@ -181,6 +183,7 @@ class OmniThinker(TransformersText):
         self._media = MediaReader(self._family, loader, tokenizer, self.options.max_video_frames)
         model = self._family.load_part(loader, "thinker")
         self._thinker = model
+        self._lora = LoraSwitch(loader, model, self.options.lora)
         self.context_length = self._context_length = loader.context_length(model, self.options.context_length)
         self._model = TextModel(
             NAME,
@@ -190,6 +193,7 @@ class OmniThinker(TransformersText):
             context_length=self._context_length,
             device=self._device,
             media=("images", "audio", "video"),
+            lora=self.options.lora,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
         self._forward = self._thinking = self._forward_on(model, self._pool)

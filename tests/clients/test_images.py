@@ -91,8 +91,9 @@ async def deployed() -> AsyncIterator[Deployed]:
     async with running(toml + READER) as deployment:
         found = Deployed(deployment)
         # What a gateway starts when it first needs it is there from now on: its threads, the process that decodes.
-        while sum(thread.name.startswith("encode") for thread in threading.enumerate()) < 2:
-            await found.draw("a cat", n=10, extra={"num_inference_steps": 1})
+        both_at_once = threading.Barrier(2)
+        encoding = deployment.gateway.gateway._pool  # type: ignore[attr-defined] (this gateway has one)
+        await asyncio.gather(*(encoding.run(both_at_once.wait) for _ in range(both_at_once.parties)))
         assert await found.read((await found.draw("a cat", extra={"seed": 1})).data[0].b64_json) == "a cat"
         yield found
         await found.client.close()

@@ -304,9 +304,9 @@ async def test_degraded_replica_is_told_and_told_again_to_a_new_coordinator(monk
     watched.supervisor._tell_all()
 
     first, again = watched.client.outlooks
-    assert first == Outlook("llm.0", "llm", 0, "degraded", "exit code 70", supervisor.DEGRADED_RETRY_S)
-    assert (again.phase, again.reason) == ("degraded", "exit code 70")
-    assert 0.0 < again.retry_after_s <= supervisor.DEGRADED_RETRY_S
+    for told in (first, again):  # what is left to wait for, of which some has gone by since
+        assert told == Outlook("llm.0", "llm", 0, "degraded", "exit code 70", told.retry_after_s)
+        assert 0.0 < told.retry_after_s <= supervisor.DEGRADED_RETRY_S
     watched.close()
 
 

@@ -347,7 +347,7 @@ def test_order_to_sleep_reaches_the_replica_and_its_answer_the_supervisor(up):
     up.is_due(("rest", "1"))
     assert up.to(LLM, Rest) == [Rest(1, 1)], "the first one may be lost"
 
-    up.say(LLM, Rested(1))
+    up.say(LLM, Rested(1, level=1))
 
     assert up.reply() == {"failed": {}}
     assert up.is_clean()

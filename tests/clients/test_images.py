@@ -21,6 +21,7 @@ from PIL import Image as Pil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from draw_grid import PROMPTS
 from text_engine import with_one_thread  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import Running, running
@@ -50,20 +51,6 @@ model = "emoji-vlm"
 serve_as = "reader"
 edges = ["in.messages -> read.prompt", "in.images -> read.images", "read.text -> out.text"]
 """
-PROMPTS = (
-    "a cat",
-    "a red star",
-    "a robot and a pink square on a sky background",
-    "a rocket on a night background",
-    "a fox and a banana on a grass background",
-    "a purple heart and a penguin",
-    "a pizza and a donut on a lilac background",
-    "a yellow cross on a gray background",
-    "a snowman and a pine on a night background",
-    "a green ring and a key on a sand background",
-    "a butterfly and a sunflower",
-    "a house and a rainbow on a sky background",
-)
 
 
 class Deployed:

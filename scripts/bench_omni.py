@@ -2,9 +2,11 @@
 """An omni model in stages against its own `generate`: time to the first sound, and eight requests at once.
 
 Both sides run here, in one process, on the same random weights: the stages by turns, as processes would at best on one
-core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios.
+core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios. ``--size large``
+(1.5 billion weights in bfloat16; the default where there is a GPU) has about the published 3B model's talker and vocoder
+and a shallower thinker.
 
-Run: ``python scripts/bench_omni.py [--tokens N] [--codes N] [--rounds N]``
+Run: ``python scripts/bench_omni.py [--size tiny|large] [--tokens N] [--codes N] [--rounds N]``
 Needs torch and transformers; nothing of a deployment.
 """
 
@@ -34,16 +36,53 @@ transformers: Any = importlib.import_module("transformers")
 
 QUESTION = "Tell me a story about a dragon."
 
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+WIDTH = 1536
+LARGE: dict[str, dict[str, Any]] = {
+    "text": {
+        "hidden_size": WIDTH,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "rope_parameters": ROPE,
+    },
+    "audio": {"output_dim": WIDTH},
+    "vision": {"out_hidden_size": WIDTH},
+    "talker": {
+        "embedding_size": WIDTH,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rope_parameters": ROPE,
+    },
+    "flow": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+        "emb_dim": 512,
+        "look_ahead_layers": [10],
+        "look_backward_layers": [0, 20],
+    },
+    "vocoder": {"upsample_initial_channel": 1536},
+}
+
 
 class Monolith:
     """transformers' own `generate`."""
 
     def __init__(self, folder: str, num_tokens: int, num_codes: int) -> None:
-        self._model: Any = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+        self._model: Any = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=dtype)
+        self._model = self._model.to(device).eval()
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         messages = [{"role": "user", "content": QUESTION}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        self._inputs = tokenizer(text, return_tensors="pt")
+        self._inputs = tokenizer(text, return_tensors="pt").to(device)
         self._lengths = {
             "thinker_min_new_tokens": num_tokens,
             "thinker_max_new_tokens": num_tokens,
@@ -99,14 +138,21 @@ class Stages(Staged):
 def main() -> None:
     """Measure both sides by turns and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--size", choices=["tiny", "large"], default="large" if has_gpu else "tiny")
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--codes", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    where = torch.cuda.get_device_name() if has_gpu else "CPU, 1 thread"
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        tiny_omni.qwen2_5(Path(folder))
+        if arguments.size == "large":
+            tiny_omni.qwen2_5(Path(folder), embedding_size=WIDTH, larger=LARGE)
+        else:
+            tiny_omni.qwen2_5(Path(folder))
+        print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True)
         monolith = Monolith(folder, arguments.tokens, arguments.codes)
         stages = Stages(folder, arguments.tokens, arguments.codes)
         monolith.run()

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SPECIALS = (
@@ -75,8 +76,13 @@ def _save_processors(folder: Path, patch_size: int, feature_size: int) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-def qwen2_5(folder: Path, *, embedding_size: int = 64) -> str:
-    """Save a Qwen2.5-Omni: 50 codes a second, 2 spectrogram frames a code, 240 samples a frame."""
+def qwen2_5(folder: Path, *, embedding_size: int = 64, larger: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """Save a Qwen2.5-Omni: 50 codes a second, 2 spectrogram frames a code, 240 samples a frame.
+
+    `larger` changes sizes of its parts (``text``, ``audio``, ``vision``, ``talker``, ``flow``, ``vocoder``); such a
+    model keeps transformers' own random weights, in bfloat16.
+    """
+    larger = larger or {}
     torch.manual_seed(0)
     words = tokenizer()
     id_of: Any = words.convert_tokens_to_ids
@@ -162,6 +168,10 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64) -> str:
         "enc_se_channels": 8,
         "max_position_embeddings": 4096,
     }
+    parts = {"text": text, "audio": audio, "vision": vision, "talker": talker, "flow": flow}
+    for name, part in parts.items():
+        part |= larger.get(name, {})
+    vocoder = {"mel_dim": 80, "upsample_initial_channel": 64, **larger.get("vocoder", {})}
     config = transformers.Qwen2_5OmniConfig(
         thinker_config={
             "audio_config": audio,
@@ -171,15 +181,18 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64) -> str:
             **ids,
         },
         talker_config=talker,
-        token2wav_config={"dit_config": flow, "bigvgan_config": {"mel_dim": 80, "upsample_initial_channel": 64}},
+        token2wav_config={"dit_config": flow, "bigvgan_config": vocoder},
         enable_audio_output=True,
     )
     model = transformers.Qwen2_5OmniForConditionalGeneration(config)
-    tiny.enliven(model.thinker)
-    tiny.enliven(model.talker)
-    tiny.enliven(model.talker.thinker_to_talker_proj, gain=3.0)
-    tiny.enliven(model.token2wav.code2wav_dit_model)
-    tiny.enliven(model.token2wav.code2wav_bigvgan_model, gain=0.75)
+    if larger:
+        model = model.to(torch.bfloat16)
+    else:
+        tiny.enliven(model.thinker)
+        tiny.enliven(model.talker)
+        tiny.enliven(model.talker.thinker_to_talker_proj, gain=3.0)
+        tiny.enliven(model.token2wav.code2wav_dit_model)
+        tiny.enliven(model.token2wav.code2wav_bigvgan_model, gain=0.75)
     model.thinker.generation_config.eos_token_id = id_of("<|im_end|>")
     model.save_pretrained(folder)
     words.save_pretrained(folder)

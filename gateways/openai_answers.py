@@ -398,6 +398,15 @@ class EmbeddingList(Exact, frozen=True):
     usage: EmbeddingUsage
 
 
+class RealtimeClientSecret(Exact, frozen=True):
+    """A key that opens live conversations for a time."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]
+    """That conversations begin with, as session.created shows it."""
+
+
 class ServerLoad(Exact, frozen=True):
     """Requests under way on the bus, of all served pipelines."""
 

@@ -152,7 +152,9 @@ def main() -> None:
             tiny_omni.qwen2_5(Path(folder), embedding_size=WIDTH, larger=LARGE)
         else:
             tiny_omni.qwen2_5(Path(folder))
-        print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True)
+        print(
+            f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True
+        )
         monolith = Monolith(folder, arguments.tokens, arguments.codes)
         stages = Stages(folder, arguments.tokens, arguments.codes)
         monolith.run()

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from omni_bus.client import End, Item
-from omni_bus.core.pipeline import IN, OUT
+from omni_bus.core.pipeline import IN
 from omni_bus.core.session.config import ServerVad
 from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
 from omni_bus.core.session.input_buffer import RATE_HZ
@@ -300,11 +300,12 @@ class Answer(Asking):
     def _params(self) -> dict[str, dict[str, Any]]:
         options = self._wanted.options
         readers = tuple({e.target: None for e in self.pipeline.edges if e.source == IN and e.source_port == "messages"})
-        voices = tuple({e.source: None for e in self.pipeline.edges if e.target == OUT and e.target_port == "audio"})
         written = self._honoured({"max_tokens": options.max_output_tokens, "temperature": options.temperature}, readers)
         speed = None if options.speed == 1 else options.speed
-        spoken = self._honoured({"voice": options.voice, "speed": speed}, voices)
-        return {stage: {**written.get(stage, {}), **spoken.get(stage, {})} for stage in (*readers, *voices)}
+        spoken = self._honoured(
+            {"voice": options.voice, "speed": speed}
+        )  # where sound is made in stages, not the last's
+        return {stage: {**written.get(stage, {}), **params} for stage, params in spoken.items()}
 
     async def _send(self, request: Request, outputs: tuple[str, ...]) -> None:
         inputs = {edge.source_port for edge in self.pipeline.needed(outputs) if edge.source == IN}

@@ -159,18 +159,29 @@ class Detector(Asking):
             "min_speech_ms": detection.min_speech_duration_ms,
             "min_silence_ms": max(32, candidate_ms(self._config)),
             "pause_ms": CANDIDATE_MS,
+            "until_drained": True,
         }
+        heard_s: Any = None
         (port,) = [name for name in SPEECH if name in self.pipeline.outputs][:1]
         async with await self._submit((port,), self._honoured(wanted)) as request:
             feeding = asyncio.create_task(self._feed(request))
             try:
                 async for event in request:
-                    if isinstance(event, Item):
-                        self._on_speech(event.payload)
+                    match event:
+                        case Item(payload=payload):
+                            self._on_speech(payload)
+                        case End(finish=finish):
+                            heard_s = finish.detail.get("heard")
+                        case _:
+                            pass
             finally:
                 feeding.cancel()
                 await asyncio.wait([feeding])
-        self.host.on_vad_failed(self._stream, "the detector of speech ended")
+        self.has_room.set()
+        if isinstance(heard_s, int | float):
+            self.host.on_vad_left(self._stream, heard_s * 1000)
+        else:
+            self.host.on_vad_failed(self._stream, "the detector of speech ended")
 
     async def _feed(self, request: Request) -> None:
         with contextlib.suppress(OmniBusError):  # the reader of the request is told as well

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -38,8 +38,8 @@ class Departure:
             source: of one request; whoever made it closes it.
             may_leave: whether the request can do without what comes next.
         """
-        piece: asyncio.Future[PieceT | None] | None = None
-        due: asyncio.Future[bool] | None = None
+        piece: asyncio.Future[Any] | None = None
+        due: asyncio.Future[Any] | None = None
         try:
             while not (self.is_due and may_leave()):
                 piece = piece or asyncio.ensure_future(anext(source, None))
@@ -53,7 +53,7 @@ class Departure:
                         return
                     yield value
         finally:
-            open_ = [future for future in (piece, due) if future is not None]
+            open_: list[asyncio.Future[Any]] = [future for future in (piece, due) if future is not None]
             for future in open_:
                 future.cancel()
             await asyncio.gather(*open_, return_exceptions=True)

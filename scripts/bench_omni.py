@@ -3,8 +3,8 @@
 
 Both sides run here, in one process, on the same random weights: the stages by turns, as processes would at best on one
 core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios. ``--size large``
-(1.5 billion weights in bfloat16; the default where there is a GPU) has about the published 3B model's talker and vocoder
-and a shallower thinker.
+(1.5 billion weights in bfloat16; the default where there is a GPU) has about the talker and vocoder of the published 3B
+model and a shallower thinker.
 
 Run: ``python scripts/bench_omni.py [--size tiny|large] [--tokens N] [--codes N] [--rounds N]``
 Needs torch and transformers; nothing of a deployment.
@@ -153,7 +153,9 @@ def main() -> None:
             tiny_omni.qwen2_5(Path(folder), embedding_size=WIDTH, larger=LARGE)
         else:
             tiny_omni.qwen2_5(Path(folder))
-        print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True)
+        print(
+            f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True
+        )
         monolith = Monolith(folder, arguments.tokens, arguments.codes)
         stages = Stages(folder, arguments.tokens, arguments.codes)
         monolith.run()

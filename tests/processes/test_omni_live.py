@@ -33,7 +33,7 @@ NUM_CODES = 200
 
 SETTINGS = f"""
 [stages.thinker]
-params = {{ temperature = 0.0, min_tokens = 1000, max_tokens = 1000 }}
+params = {{ temperature = 0.0, ignore_eos = true, max_tokens = 3000 }}
 [stages.talker]
 params = {{ min_tokens = {NUM_CODES}, max_tokens = {NUM_CODES}, seed = 1 }}
 [stages.token2wav]
@@ -92,7 +92,7 @@ async def test_a_spoken_turn_is_answered_in_sound_and_interrupted_in_every_stage
             session={
                 "type": "realtime",
                 "audio": {"input": {"format": form}, "output": output},
-                "max_output_tokens": 1000,
+                "max_output_tokens": 40,
             }
         )
         question = pcm_of("bicycle") + silence(1.0)
@@ -112,6 +112,7 @@ async def test_a_spoken_turn_is_answered_in_sound_and_interrupted_in_every_stage
 
         # The user interrupts: the request ends in every stage, and what was said then is answered.
         assert await counts(url, "cancelled") == dict.fromkeys(STAGES, 0)
+        await live.session.update(session={"type": "realtime", "max_output_tokens": "inf"})
         await speak(live, question)
         await until(live, "response.output_audio.delta")
         await speak(live, question)

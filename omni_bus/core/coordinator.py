@@ -343,6 +343,8 @@ class CoordinatorCore:
         known = self._membership.get(sender)
         is_new, was_ready = known is None, known is not None and known.is_ready
         actor = self._membership.join(hello, now)
+        if is_new:
+            self._rests.on_join(actor)
         self._absences.join(actor)
         effects.append(self._welcome(hello.peer))
         if is_new:

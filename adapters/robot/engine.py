@@ -145,7 +145,8 @@ class RobotPolicy(StreamingEngine):
                 message = message_of(unpack(payload))
                 payload = None  # the client's bytes are copied by now: their memory goes back
                 if message.kind == "open":
-                    yield "actions", pack({"metadata": self._metadata()}, self.context.allocate)
+                    welcome = {"metadata": self._metadata(), "deadline_s": robot.deadline_s}
+                    yield "actions", pack(welcome, self.context.allocate)
                 elif message.kind == "reset":
                     dispatcher.forget(robot.forget_all())
                 else:

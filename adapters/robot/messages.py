@@ -2,7 +2,7 @@
 
 To the stage, by their ``kind``:
 
-- ``open``: a connection begins. Answered with ``{"metadata": {…}}``.
+- ``open``: a connection begins. Answered with ``{"metadata": {…}, "deadline_s": …}``, of each observation, or null.
 - ``infer``: ``session``, ``is_first``, ``seed``, ``num_inference_steps``, ``forget`` (sessions that are over) and
   ``values``, the observation itself, which was with the gateway for `waited_s`. Answered with ``{"actions": {…},
   "timing": {…}}`` or ``{"error": {…}}``.

@@ -140,8 +140,8 @@ def answer_of(payload: Any) -> Answer:
     return Answer(Record(value["actions"], arrays, payload.data), value.get("timing") or {})
 
 
-def metadata_of(payload: Any) -> bytes:
-    """Return the first frame of a socket: what the policy says of itself.
+def welcome_of(payload: Any) -> tuple[bytes, float | None]:
+    """Return the first frame of a socket, what the policy says of itself, and the deadline of each observation.
 
     Raises:
         OmniBusError: the stage said something else.
@@ -152,7 +152,7 @@ def metadata_of(payload: Any) -> bytes:
     arrays = tuple(
         msgspec.structs.replace(leaf, path=leaf.path[1:]) for leaf in payload.arrays if leaf.path[0] == "metadata"
     )
-    return encode(Record(value["metadata"], arrays, payload.data))
+    return encode(Record(value["metadata"], arrays, payload.data)), value.get("deadline_s")
 
 
 def actions_frame(answer: Answer, *, is_bare: bool, server_timing: dict[str, Any] | None) -> bytes:

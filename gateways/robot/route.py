@@ -20,7 +20,7 @@ from gateways.problems import to_problem
 from gateways.robot import messages
 from gateways.robot.sessions import Sessions
 from omni_bus.client import Item
-from omni_bus.errors import BadInput, OmniBusError, Unavailable, unknown_name
+from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Unavailable, unknown_name
 from omni_bus.gateway import STOPPING
 from omni_bus.media.numpy_frames import MAX_FRAME_BYTES, TooManyValues, decode
 
@@ -194,6 +194,8 @@ class _Link:
         stage = next(edge.target for edge in pipeline.edges if edge.source_port == OBSERVATION)
         self._params = {stage: params} if params else {}
         self._call: Request | None = None
+        self.deadline_s: float | None = None
+        """Of each message, as the policy's stage has told."""
 
     @property
     def is_open(self) -> bool:
@@ -221,8 +223,7 @@ class _Link:
         """
         for _ in range(MAX_MOVES):
             if not self.is_open:
-                self.close()
-                self._call = await self._client.submit(self._pipeline.name, [ACTIONS], self._params, **self._terms)
+                self._call = await self._submitted()
                 on_new()
             assert self._call is not None
             await self.tell(record_of())
@@ -230,6 +231,14 @@ class _Link:
                 if isinstance(event, Item):
                     return event.payload
         raise Unavailable("the policy's replicas let go of every connection", is_retry_safe=True)
+
+    async def _submitted(self) -> Request:
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._client.submit(self._pipeline.name, [ACTIONS], self._params, **self._terms)
+        except TimeoutError:
+            what = f"no policy was to be had within {self.deadline_s:.3f} s, hold or stop the robot"
+            raise DeadlineExceeded(f"the policy missed its deadline: {what}") from None
 
     def close(self) -> None:
         """End the request; harmless without one."""
@@ -283,7 +292,8 @@ class _Conversation:
         try:
             await asyncio.wait([opening, reading, stopping], return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
-                await self._send(messages.metadata_of(opening.result()))
+                metadata, self._link.deadline_s = messages.welcome_of(opening.result())
+                await self._send(metadata)
         except OmniBusError as error:
             await self._send(messages.UNAVAILABLE)
             await self._hush(reading)

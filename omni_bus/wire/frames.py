@@ -186,8 +186,8 @@ class Welcome(Frame, frozen=True):
     """You are known; send a `Heartbeat` each `heartbeat_s`.
 
     Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent. A
-    stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, and should end soon
-    those that would last for as long as their clients like.
+    stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, for it is drained or
+    to sleep, and should end soon those that would last for as long as their clients like.
     """
 
     version: int

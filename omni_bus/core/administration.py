@@ -154,8 +154,7 @@ class Administration:
         return gone
 
     def arrange(self, args: dict[str, Any]) -> tuple[set[str], set[str]]:
-        """Take a new arrangement; return the replicas that are to sleep no longer, and those that are kept from new
-        requests or not as before.
+        """Take a new arrangement; return the replicas that are to sleep no longer, and those kept or not as before.
 
         Raises:
             BadInput: it is malformed.

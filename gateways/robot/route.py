@@ -233,9 +233,12 @@ class _Link:
         raise Unavailable("the policy's replicas let go of every connection", is_retry_safe=True)
 
     async def _submitted(self) -> Request:
+        former = "" if self._call is None else self._call.id
         try:
             async with asyncio.timeout(self.deadline_s):
-                return await self._client.submit(self._pipeline.name, [ACTIONS], self._params, **self._terms)
+                return await self._client.submit(
+                    self._pipeline.name, [ACTIONS], self._params, former=former, **self._terms
+                )
         except TimeoutError:
             what = f"no policy was to be had within {self.deadline_s:.3f} s, hold or stop the robot"
             raise DeadlineExceeded(f"the policy missed its deadline: {what}") from None

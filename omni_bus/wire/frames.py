@@ -330,6 +330,9 @@ class Submit(Frame, frozen=True):
 
     What helps to choose replicas: `tokens` that prompt and answer may come to (0: not known); `prefix`, hashes of the
     prompt's beginning (`omni_bus.wire.prefix`); `session`, whose requests stay together.
+
+    `former` is a request of the client's that its stages have let go of before its time: until the coordinator knows of
+    that, this one gets its place, whoever else waits.
     """
 
     request: RequestId
@@ -346,6 +349,7 @@ class Submit(Frame, frozen=True):
     session: str = ""
     wants_metrics: bool = False
     """As in `Route`."""
+    former: RequestId = ""
 
 
 class Admit(Frame, frozen=True):

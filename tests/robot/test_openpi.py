@@ -587,6 +587,16 @@ async def test_client_that_leaves_while_the_policy_runs_frees_its_place() -> Non
             assert (await client.infer())[0, 0] == 1
 
 
+async def test_draining_gateway_answers_what_it_was_asked() -> None:
+    async with serving() as deployment, robot(deployment) as client:
+        asked = asyncio.create_task(client.infer(FakePolicy.HANGS))
+        await until(lambda: FakePolicy.batches)
+        deployment.gateway.gateway.draining.set()
+        FakePolicy.gate.set()
+        assert (await asked)[0, 0] == 1
+        assert await client.closed() == (1013, "the server is stopping")
+
+
 async def test_draining_gateway_closes_sockets_that_wait() -> None:
     async with serving() as deployment, robot(deployment) as client:
         await client.infer()
@@ -646,7 +656,8 @@ async def test_robots_of_a_drained_replica_go_on_with_another_as_new_sessions() 
 
 
 async def test_no_observation_is_lost_or_served_twice_while_replicas_are_drained_in_turn() -> None:
-    async with serving("replicas = 2") as deployment, supervised(deployment) as supervisor:
+    full = "max_in_flight = 4\nmax_queued = 0"  # a robot that moves needs the place that it leaves
+    async with serving("replicas = 2", pipeline=full) as deployment, supervised(deployment) as supervisor:
         is_over = asyncio.Event()
 
         async def ask(number: int) -> int:

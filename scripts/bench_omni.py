@@ -3,8 +3,8 @@
 
 Both sides run here, in one process, on the same random weights: the stages by turns, as processes would at best on one
 core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios. ``--size large``
-(1.5 billion weights in bfloat16; the default where there is a GPU) has about the published 3B model's talker and vocoder
-and a shallower thinker.
+(1.5 billion weights in bfloat16; the default where there is a GPU) has about the talker and vocoder of the published 3B
+model and a shallower thinker.
 
 Run: ``python scripts/bench_omni.py [--size tiny|large] [--tokens N] [--codes N] [--rounds N]``
 Needs torch and transformers; nothing of a deployment.
@@ -110,6 +110,7 @@ class Stages(Staged):
             thinker, talker, voice="Ethan", num_tokens=num_tokens, min_codes=num_codes, num_codes=num_codes
         )
         self._thinker_params |= {"min_tokens": num_tokens}
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._vocoder = make_engine(OmniCode2Wav, {"model": folder})._vocoder  # noqa: SLF001 (without a thread)
 
     def run(self, num_requests: int) -> tuple[float, float]:
@@ -130,7 +131,7 @@ class Stages(Staged):
                 continue
             self._taken[index] += len(codes)
             with torch.inference_mode():
-                sound = self._streams[index].decode(torch.tensor(codes)[:, None], is_last=is_last)
+                sound = self._streams[index].decode(torch.tensor(codes, device=self._device)[:, None], is_last=is_last)
             if len(sound) and not self._first:
                 self._first = time.perf_counter() - self._begin
 
@@ -152,7 +153,9 @@ def main() -> None:
             tiny_omni.qwen2_5(Path(folder), embedding_size=WIDTH, larger=LARGE)
         else:
             tiny_omni.qwen2_5(Path(folder))
-        print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True)
+        print(
+            f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True
+        )
         monolith = Monolith(folder, arguments.tokens, arguments.codes)
         stages = Stages(folder, arguments.tokens, arguments.codes)
         monolith.run()

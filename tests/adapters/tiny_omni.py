@@ -170,7 +170,7 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64, larger: Mapping[str, Mapp
     }
     parts = {"text": text, "audio": audio, "vision": vision, "talker": talker, "flow": flow}
     for name, part in parts.items():
-        part |= larger.get(name, {})
+        part.update(larger.get(name, {}))
     vocoder = {"mel_dim": 80, "upsample_initial_channel": 64, **larger.get("vocoder", {})}
     config = transformers.Qwen2_5OmniConfig(
         thinker_config={

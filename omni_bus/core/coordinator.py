@@ -369,7 +369,7 @@ class CoordinatorCore:
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 
     def _welcome(self, peer: Peer) -> Send:
-        is_drained = self._administration.is_drained(peer.actor)
+        is_drained = bool(self._administration.kept(peer.actor))
         return Send(peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s, is_drained))
 
     def _report_ready(self, actor: Actor, now: float) -> Report:

@@ -506,7 +506,8 @@ class StageProcess(MemberProcess):
         level = self.world.arrangement.asleep.get(self.name, 0)
         if self.member.is_ready and (level, level) != (self.member.level, self.engine.level):
             return f"{self.name} is at level {self.engine.level}, says {self.member.level}, and is to be at {level}"
-        if self.member.is_ready and self.member.is_drained != (self.name in self.world.arrangement.drained):
+        is_kept = level > 0 or self.name in self.world.arrangement.drained
+        if self.member.is_ready and self.member.is_drained != is_kept:
             return f"{self.name} was not told {'no longer ' if self.member.is_drained else ''}to let go of what lasts"
         return self._held_timers()
 

@@ -570,6 +570,40 @@ def test_requests_beyond_the_limits_wait_then_are_refused():
     assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
 
 
+def test_who_was_let_go_keeps_the_place_until_the_stage_has_said_so():
+    """The client hears of it from the stage, and may ask again before the coordinator has heard."""
+    deployment = Deployment(max_in_flight=1, max_queued=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a")
+    deployment.submit("waits")
+    deployment.submit("b", former="a")
+    deployment.submit("c", former="a")
+    deployment.submit("d", former="unknown")
+    deployment.submit("e", former="waits")
+    assert [frame.request for frame in deployment.to(GATEWAY, Reject)] == ["c", "d", "e"]
+
+    deployment.to(GATEWAY, Admit)
+    deployment.frame(LLM, Done("a"))
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
+    deployment.frame(LLM, Done("b"))
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["waits"]
+    deployment.frame(LLM, Done("waits"))
+    assert deployment.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("client", "fields"),
+    [(GATEWAY, {"priority": 1}), (GATEWAY, {"key": "somebody"}), (Peer("gateway.1", 7, "o"), {})],
+)
+def test_place_is_kept_only_for_the_same_caller_with_the_same_priority(client, fields):
+    deployment = Deployment(max_in_flight=1, max_queued=0)
+    deployment.join(LLM, VOICE, *{GATEWAY, client})
+    deployment.submit("a")
+    deployment.frame(client, Submit("b", "chat", ("text",), former="a", **fields))
+
+    assert codes(deployment.to(client, Reject)) == ["overloaded"]
+
+
 def test_callers_own_limit_is_told_from_the_pipelines():
     deployment = Deployment(max_in_flight=1, max_queued=2, quotas={"small": Quota(max_queued=0)})
     deployment.join(LLM, VOICE, GATEWAY)

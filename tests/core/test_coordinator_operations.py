@@ -313,6 +313,20 @@ def test_replica_is_told_that_it_is_drained_once_it_is_and_again_when_it_says_he
     assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[False], [], [False]]
 
 
+def test_replica_that_is_to_sleep_is_told_as_one_that_is_drained(up):
+    def told():
+        return [welcome.is_drained for welcome in up.to(LLM, Welcome)]
+
+    told()
+    up.arrange(asleep={"llm.0": 1})
+    assert told() == [True]
+    up.arrange(asleep={"llm.0": 2}, drained=["llm.0"])
+    up.arrange(drained=["llm.0"])
+    assert told() == []
+    up.arrange()
+    assert told() == [False]
+
+
 def test_new_coordinator_tells_the_drained(up):
     deployment = Deployment(arrangement=Arrangement(drained=frozenset({"llm.0"})))
     deployment.join_all()

@@ -91,6 +91,8 @@ class Member:
         self.is_ready = False
         self.level = 0
         """At which the engine sleeps; 0 is awake."""
+        self.next_level = 0
+        """At which it is told to sleep; a hello says so, lest a new coordinator, which has not told it, binds work to it."""
         self.is_drained = False
         """This replica gets nothing new, so that it can be restarted or removed."""
         self._role: Role = role
@@ -229,7 +231,7 @@ class Member:
             tuple(running.received for running in live),
             tuple(peer for peer in self._linked() if peer != self.coordinator),
             self._context_length,
-            self.level,
+            self.level or self.next_level,
             dict(self._ranges),
         )
 

@@ -177,7 +177,7 @@ class Hello(Frame, frozen=True):
     context_length: int | None = None
     """As in `Ready`."""
     level: int = 0
-    """At which its engine sleeps; 0 is awake."""
+    """At which its engine sleeps, or was told to; 0 is awake."""
     ranges: dict[str, Range] = {}
     """As in `Ready`."""
 

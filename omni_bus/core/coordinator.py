@@ -136,7 +136,7 @@ class CoordinatorCore:
             requests=self._requests,
             tombstones=self._tombstones,
         )
-        self._recovery = Recovery(self._intake.bindable, self._absences)
+        self._recovery = Recovery(self._intake.missing, self._absences)
         self._lifecycle = Lifecycle(
             self._requests,
             self._membership,

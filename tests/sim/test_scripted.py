@@ -18,6 +18,7 @@ from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.recovery import Recovery, needed_stages
 from omni_bus.core.rests import Rests
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.ties import Ties
@@ -277,6 +278,26 @@ def replicas_that_restart_while_another_stage_is_told_something(seed: int) -> It
             yield World(seed, scenario=script)
 
 
+def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) -> Iterator[World]:
+    """The lost one is here again a second later; the other one sleeps for longer than anybody waits for a lost one."""
+    for number in range(12):
+        script = scenario(
+            graph="chain",
+            delay_s=0.005,
+            operations=[
+                SLEEP,
+                msgspec.structs.replace(SLEEP, stage="voice", replica=0),
+                OperationPlan("drain", 1.0, "voice", 1, timeout_s=1.0, is_forced=False),
+                msgspec.structs.replace(WAKE, at_s=13.0),
+            ],
+        )
+        script.stages["llm"].while_asleep = "queue"
+        script.stages["voice"].replicas = 2
+        for plan in script.requests[0]:
+            plan.submit_at, plan.reader = 0.6 + 0.02 * number, "fast"
+        yield World(seed, scenario=script)
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -316,6 +337,12 @@ def waits_for_sleepers_only(restarting, asleep, is_waited_for):
 
 def binds_who_wakes(self, replicas):
     return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+
+
+def is_ready_once_all_are_here(self, entry):
+    stages, kept = needed_stages(entry.edges), self._absences._kept
+    replicas = {stage: self._absences._membership.replicas(stage) for stage in stages}
+    return all(any(not kept(actor.peer.actor) for actor in found) for found in replicas.values())
 
 
 def may_always(entry):
@@ -369,6 +396,12 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (replicas_that_are_to_sleep_after_a_connection_broke, StageCore, "is_empty", property(lambda self: True)),
         (replicas_that_come_back_while_they_are_woken, Administration, "bindable", binds_who_wakes),
         (replicas_that_restart_while_another_stage_is_told_something, supervisor, "returning", waits_for_sleepers_only),
+        (
+            requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps,
+            Recovery,
+            "is_ready",
+            is_ready_once_all_are_here,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )

@@ -101,7 +101,9 @@ class Application:
                 raise Violation(f"unknown effect {effect}")
 
     def _may_be_refused(self, run: _Run, error: Unavailable) -> bool:
-        """Whether a stage was not ready yet, or is one that sleeps with requests refused."""
+        """Whether a stage was not ready yet, or sleeps with requests refused, or the way to the coordinator was slow."""
+        if self._process.member.is_coordinator_silent and self._world.may_seem_silent(self._process.name):
+            return True
         supervisor, plan = self._world.supervisor, self._world.scenario.stages.get(error.stage)
         has_slept = supervisor is not None and plan is not None and error.stage in supervisor.slept
         return run.may_be_refused or (has_slept and plan is not None and plan.while_asleep == "refuse")

@@ -17,6 +17,7 @@ from omni_bus.core.adoption import Adoption
 from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.member import Member
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.recovery import Recovery, needed_stages
 from omni_bus.core.rests import Rests
@@ -88,8 +89,8 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
         yield world
 
 
-def _stall(world: World, name: str, until: float) -> None:
-    world.stall(world.processes[name], world.coordinator, until)
+def _stall(world: World, name: str, until: float, target: str = "coordinator") -> None:
+    world.stall(world.processes[name], world.processes[target], until)
 
 
 def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
@@ -298,6 +299,15 @@ def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) ->
         yield World(seed, scenario=script)
 
 
+def ways_to_the_coordinator_that_are_slow(seed: int) -> Iterator[World]:
+    """By chance, not by a fault: a gateway that hears of three beats nothing lets nobody wait any longer."""
+    for number in range(20):
+        world = World(seed, scenario=scenario(graph="single", heartbeat_s=0.1))
+        source, target = ("coordinator", "gateway.0") if number % 2 else ("gateway.0", "coordinator")
+        world.after(0.01 * number, _stall, world, source, 0.7, target)
+        yield world
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -343,6 +353,10 @@ def is_ready_once_all_are_here(self, entry):
     stages, kept = needed_stages(entry.edges), self._absences._kept
     replicas = {stage: self._absences._membership.replicas(stage) for stage in stages}
     return all(any(not kept(actor.peer.actor) for actor in found) for found in replicas.values())
+
+
+def is_as_fast_as_ever(self, name):
+    return False
 
 
 def may_always(entry):
@@ -402,6 +416,7 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
             "is_ready",
             is_ready_once_all_are_here,
         ),
+        (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", is_as_fast_as_ever),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )
@@ -410,6 +425,27 @@ def test_scripted_schedules_keep_every_invariant_and_would_not_without(monkeypat
 
     monkeypatch.setattr(owner, name, without)
     assert first_violation(script) is not None
+
+
+@pytest.mark.parametrize("kills", [[], [kill_coordinator(40, 0.01)]], ids=["no fault", "a coordinator dies"])
+def test_silence_is_excused_by_slow_ways_only(monkeypatch, kills):
+    """Not where the coordinator does not answer, or its gateway does not count what it hears."""
+    broken = [
+        (CoordinatorCore, "_on_heartbeat", lambda self, actor, num_live: []),
+        (Member, "is_coordinator_silent", property(lambda self: self._beat_at > 0.5)),
+    ]
+
+    def script(seed: int) -> Iterator[World]:
+        script = scenario(*kills, graph="single", delay_s=0.001, heartbeat_s=0.1)
+        for plan in script.requests[0]:
+            plan.submit_at = 0.7
+        yield World(seed, scenario=script)
+
+    assert first_violation(script) is None
+    for owner, name, without in broken:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, without)
+            assert "is lost for no reason: the coordinator does not answer" in (first_violation(script) or "")
 
 
 tell_all = SupervisorProcess._tell_all

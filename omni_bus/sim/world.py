@@ -139,9 +139,9 @@ class World:
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
 
     def may_seem_silent(self, name: str) -> bool:
-        """Whether an actor may count its heartbeats as unanswered though each coordinator answers at once, when it lives.
+        """Whether an actor may miss answers to its heartbeats though every coordinator that lives answers at once.
 
-        No fault makes links that slow: delays have no limit, and a few in a million are long enough.
+        No fault has to be behind it: delays have no limit, and a few in a million are long enough.
         """
         round_trip_s = sum(self._slowest_s.get(ends, 0.0) for ends in ((name, COORDINATOR), (COORDINATOR, name)))
         killed = [fault for fault in self.scenario.faults if fault.kind == "kill_coordinator"]

@@ -299,6 +299,23 @@ def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) ->
         yield World(seed, scenario=script)
 
 
+def stages_that_die_when_another_has_died_for_good(seed: int) -> Iterator[World]:
+    """That one had done its part for the request and was restarted: its death alone would have cost nothing."""
+    restart = OperationPlan("restart", 0.4, "talker", 0, timeout_s=1.0, is_forced=False)
+    for step in range(5, 20):
+        hang = FaultPlan("hang", step, 0.3, loses_frames=False)
+        script = scenario(hang, graph="chain", delay_s=0.005, has_supervisor=True, operations=[restart])
+        for plan in script.stages.values():
+            plan.shape = EngineShape.STEP
+        world = World(seed, scenario=script)
+        world.after(1.5, _kill_for_good, world, "talker.0")
+        yield world
+
+
+def _kill_for_good(world: World, name: str) -> None:
+    world.faults._kill(world.processes[name], FaultPlan("kill_stage", 0, None, loses_frames=False))
+
+
 def ways_to_the_coordinator_that_are_slow(seed: int) -> Iterator[World]:
     """By chance, not by a fault: a gateway that hears of three beats nothing lets nobody wait any longer."""
     for number in range(20):
@@ -355,7 +372,7 @@ def is_ready_once_all_are_here(self, entry):
     return all(any(not kept(actor.peer.actor) for actor in found) for found in replicas.values())
 
 
-def is_as_fast_as_ever(self, name):
+def denies(self, name):
     return False
 
 
@@ -416,7 +433,8 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
             "is_ready",
             is_ready_once_all_are_here,
         ),
-        (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", is_as_fast_as_ever),
+        (stages_that_die_when_another_has_died_for_good, SupervisorProcess, "has_given_up", denies),
+        (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", denies),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )

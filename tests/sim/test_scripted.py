@@ -29,7 +29,7 @@ from omni_bus.sim.processes import CoordinatorProcess, StageProcess
 from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
 from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.sim.world import World
-from omni_bus.wire.frames import RouteEdge
+from omni_bus.wire.frames import Heartbeat, RouteEdge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -279,6 +279,54 @@ def replicas_that_restart_while_another_stage_is_told_something(seed: int) -> It
             yield World(seed, scenario=script)
 
 
+def actors_that_come_back_by_an_old_hello(seed: int) -> Iterator[World]:
+    """They said it before they linked to anybody, it came after they were given up, and meanwhile stages died."""
+    for name in ("gateway.0", "llm.0", "talker.0"):
+        for step in range(140, 340, 8):
+            stall = FaultPlan("stall", 1, 0.001, loses_frames=False)
+            kill_stage = FaultPlan("kill_stage", step, None, loses_frames=False)
+            script = scenario(
+                stall, kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1, has_supervisor=step % 16 == 12
+            )
+            for plan in script.requests[0]:
+                plan.reader = "fast"
+            world = World(seed, scenario=script)
+            world.after(0.13 + step % 25 / 100, _ask_for_a_hello, world, name)
+            yield world
+
+
+def _ask_for_a_hello(world: World, name: str) -> None:
+    """The answer is stalled, and all that follows it."""
+    _stall(world, name, 2.0)
+    world.coordinator.on_broken(world.processes[name].peer)
+
+
+def coordinators_that_meet_actors_by_an_old_hello(seed: int) -> Iterator[World]:
+    """It was said to a new coordinator, and those linked to since died after theirs."""
+    for name in ("gateway.0", "llm.0", "talker.0"):
+        for step in range(120, 280, 10):
+            kill_stage = FaultPlan("kill_stage", step, None, loses_frames=False)
+            script = scenario(
+                kill_coordinator(40, 0.02), kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1,
+                has_supervisor=step % 20 == 0,
+            )  # fmt: skip
+            for plan in script.requests[0]:
+                plan.reader, plan.submit_at, plan.input_s = "fast", 0.06, 0.3
+            world = World(seed, scenario=script)
+            world.after(0.1, _beat_early, world, name)
+            yield world
+
+
+def _beat_early(world: World, name: str) -> None:
+    """Have a new coordinator ask somebody for a hello as soon as it is up; the answer is stalled."""
+    if not world.faults.struck["kill_coordinator"] or not world.coordinator.is_alive:
+        world.after(0.005, _beat_early, world, name)
+        return
+    _stall(world, name, 2.0)
+    stranger = world.processes[name].peer
+    world.coordinator.on_frame(stranger.sender, Heartbeat(stranger.endpoint))
+
+
 def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) -> Iterator[World]:
     """The lost one is here again a second later; the other one sleeps for longer than anybody waits for a lost one."""
     for number in range(12):
@@ -376,6 +424,13 @@ def denies(self, name):
     return False
 
 
+on_welcome = Member._on_welcome
+
+
+def takes_nothing_for_missed(self, welcome, now):
+    return on_welcome(self, msgspec.structs.replace(welcome, is_new=False), now)
+
+
 def may_always(entry):
     return True
 
@@ -433,6 +488,8 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
             "is_ready",
             is_ready_once_all_are_here,
         ),
+        (actors_that_come_back_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
+        (coordinators_that_meet_actors_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
         (stages_that_die_when_another_has_died_for_good, SupervisorProcess, "has_given_up", denies),
         (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", denies),
     ],

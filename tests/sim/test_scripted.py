@@ -327,6 +327,19 @@ def _beat_early(world: World, name: str) -> None:
     world.coordinator.on_frame(stranger.sender, Heartbeat(stranger.endpoint))
 
 
+def stages_that_die_while_a_gateway_is_not_heard(seed: int) -> Iterator[World]:
+    """It has noticed that nobody answers, and is not given up yet: it is told of a successor, and of nothing more."""
+    for step in range(136, 200, 2):
+        stall = FaultPlan("stall", 1, 0.001, loses_frames=False)
+        kill_stage = FaultPlan("kill_stage", step, 1.0, loses_frames=False)
+        script = scenario(stall, kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1, has_supervisor=True)
+        for plan in script.requests[0]:
+            plan.submit_at, plan.input_s = 0.06, 0.3
+        world = World(seed, scenario=script)
+        world.after(0.23, _stall, world, "gateway.0", 2.5)
+        yield world
+
+
 def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) -> Iterator[World]:
     """The lost one is here again a second later; the other one sleeps for longer than anybody waits for a lost one."""
     for number in range(12):
@@ -431,6 +444,13 @@ def takes_nothing_for_missed(self, welcome, now):
     return on_welcome(self, msgspec.structs.replace(welcome, is_new=False), now)
 
 
+on_silent = ClientCore.on_coordinator_silent
+
+
+def looks_once_for_who_waits(self):
+    return [] if self._is_coordinator_silent else on_silent(self)
+
+
 def may_always(entry):
     return True
 
@@ -490,6 +510,7 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         ),
         (actors_that_come_back_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
         (coordinators_that_meet_actors_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
+        (stages_that_die_while_a_gateway_is_not_heard, ClientCore, "on_coordinator_silent", looks_once_for_who_waits),
         (stages_that_die_when_another_has_died_for_good, SupervisorProcess, "has_given_up", denies),
         (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", denies),
     ],

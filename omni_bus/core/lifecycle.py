@@ -88,7 +88,7 @@ class Lifecycle:
         return effects + self.settle(request, entry, now) + resumed
 
     def resume(self, now: float) -> list[Common]:
-        """Offer those for admission again whose stages all have a replica now."""
+        """Offer those for admission again whose stages all have a replica now, or one that is coming back."""
         effects: list[Common] = []
         for request, entry in self._recovery.take_ready():
             effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]

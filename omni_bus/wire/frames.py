@@ -188,12 +188,16 @@ class Welcome(Frame, frozen=True):
     Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent. A
     stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, for it is drained or
     to sleep, and should end soon those that would last for as long as their clients like.
+
+    With `is_new` you were not known, or not any more, until your `Hello` came, and so were told of nobody who was lost
+    before that. Say it again if you have made links since you sent it.
     """
 
     version: int
     coordinator: Peer
     heartbeat_s: float
     is_drained: bool = False
+    is_new: bool = False
 
 
 class Refused(Frame, frozen=True):

@@ -849,6 +849,29 @@ def test_successor_of_a_degraded_stage_is_refused_at_once(up):
     assert codes(up.to(GATEWAY, Reject)) == ["unavailable"]
 
 
+@pytest.mark.parametrize("others", [(), (SECOND,)], ids=["degraded", "another serves"])
+def test_who_lost_one_stage_is_told_at_once_where_another_is_degraded(up, others):
+    """That one had done its part and left; it came back, died, and comes no more."""
+    up.join(SUPERVISOR, *others)
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Done("r"))
+    up.frame(LLM, Goodbye(is_settled=True))
+    up.join(again := msgspec.structs.replace(LLM, incarnation=77))
+    up.frame(SUPERVISOR, Lost(again))
+    up.frame(SUPERVISOR, Outlook("llm.0", "llm", 0, "degraded", "exit code 70", 60.0))
+    assert up.to(GATEWAY, Failed) == []
+
+    up.frame(SUPERVISOR, Lost(VOICE))
+
+    if others:
+        assert [reroute.successor for reroute in up.to(GATEWAY, Reroute)] == ["r.2"]
+        return
+    (failed,) = up.to(GATEWAY, Failed)
+    assert (failed.error.code, failed.error.stage, failed.error.is_retry_safe) == ("stage_lost", "voice", True)
+    assert up.to(GATEWAY, Reroute) == []
+    assert up.is_clean()
+
+
 def test_only_a_supervisor_tells_of_replicas(up):
     up.submit("r")
     up.frame(LLM, Goodbye())

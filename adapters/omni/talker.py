@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Meta
 
 from adapters.omni.families import family_of
+from adapters.omni.voices import voice_names
 from adapters.packed_batch import MAX_ROWS, Piece, with_filling
 from adapters.sampling import SamplingParams
 from adapters.tensors import to_torch
@@ -150,6 +151,11 @@ class OmniTalker(StepEngine):
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
         return problems
+
+    @classmethod
+    def voices(cls, options: TalkerOptions) -> tuple[str, ...]:
+        """Return the model's voices."""
+        return voice_names(options.model)
 
     def load(self, report: Report) -> None:
         """Load the talker alone, and run a token.

@@ -285,7 +285,10 @@ class TransformersText(StepEngine):
         """Return a slot with as much of a prompt as is known."""
         taken = self._slots.take(ids, self._prefix_key(params))
         if taken.source != taken.slot:
-            self._pool.copy(taken.source, taken.slot, taken.num_shared)
+            import torch
+
+            with torch.inference_mode():
+                self._pool.copy(taken.source, taken.slot, taken.num_shared)
         return taken
 
     def _prefix_key(self, params: SamplingParams) -> Hashable | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import sys
 import wave
 from pathlib import Path
@@ -128,7 +129,7 @@ async def test_speech_is_as_long_as_its_codes(client: openai.AsyncOpenAI, shippe
     assert of_answer is not None
     assert dict(of_prompt)["text_tokens"] == answer.usage.prompt_tokens
     assert of_prompt.audio_tokens == 0
-    assert len(samples) == (of_answer.audio_tokens or 0) * FRAME[shipped[1]]
+    assert math.ceil(len(samples) / FRAME[shipped[1]]) == of_answer.audio_tokens  # Qwen3's last frame is cut short
     assert samples.std() > 100
 
 

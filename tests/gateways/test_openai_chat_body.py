@@ -311,6 +311,8 @@ def test_parameters_by_stage_leave_what_the_answer_consists_of() -> None:
     chat = parse_with(logprobs=True, temperature=1, sampling_params_list=[{"tokens": 3}])
 
     assert chat.params == {"llm": {"logprobs": 0, "tokens": 3}}
+    chat = parse_with(voice="heart", sampling_params_list=[None, {"temperature": 1}])
+    assert chat.params == {"voice": {"voice": "heart", "temperature": 1}}
 
 
 @pytest.mark.parametrize(

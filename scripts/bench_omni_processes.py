@@ -183,7 +183,7 @@ def draw(file: Path, asked: Asked, spans: dict[str, list[dict[str, Any]]], title
         axes.annotate(name, (at_ms, -0.5), (2, 2), textcoords="offset points", fontsize=8, va="bottom")
     axes.set(yticks=range(3), yticklabels=list(STAGES), xlabel="ms after the client asked", title=title)
     axes.set(xlim=(0, (asked.end - asked.begin) / 1e6 * 1.05), ylim=(2.6, -0.75))
-    pyplot.setp(axes.spines[["top", "right"]], visible=False)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 

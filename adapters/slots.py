@@ -58,7 +58,7 @@ class Slots:
 
         Args:
             ids: the prompt.
-            key: what else keys and values depend on; prompts with different ones share nothing, and None shares nothing.
+            key: what else keys and values depend on; prompts of different ones share nothing, nor do those of None.
         """
         source, num_shared = -1, 0
         for slot, held in self._held.items() if key is not None else ():
@@ -80,7 +80,7 @@ class Slots:
         return num
 
     def _next_free(self) -> int:
-        """Return the free slot whose loss costs least: one that holds nothing, whose memory was used last; else the oldest."""
+        """Return the free slot whose loss costs least: the last used of those that hold nothing, else the oldest."""
         held = self._held
         empty = (slot for slot in reversed(self._free) if slot not in held or not held[slot].num_tokens)
         return next(empty, self._free[0])

@@ -6,7 +6,7 @@ as soon as it is certain. In one process the three engines take turns; the deplo
 asked over HTTP. With ``--trace`` its stages write down when they compute, and nothing is compared: of one request a
 trace for Perfetto or ``chrome://tracing`` is written, and with ``--plot`` a picture.
 
-Run: ``python scripts/bench_omni_processes.py [--rounds N] [--tokens N] [--codes N] [--trace FILE.json --plot FILE.png]``
+Run: ``scripts/bench_omni_processes.py [--rounds N] [--tokens N] [--codes N] [--trace FILE.json [--plot FILE.png]]``
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class OneProcess(Staged):
     def __init__(self, folder: str, num_tokens: int, num_codes: int) -> None:
         thinker = make_engine(OmniThinker, {"model": folder, "context_length": 512})
         talker = make_engine(OmniTalker, {"model": folder, "context_length": 512})
-        super().__init__(
-            thinker, talker, voice=VOICE, num_tokens=num_tokens, min_codes=num_codes, num_codes=num_codes
-        )
+        super().__init__(thinker, talker, voice=VOICE, num_tokens=num_tokens, min_codes=num_codes, num_codes=num_codes)
         self._thinker_params |= {"min_tokens": num_tokens, "token_ids": False}
         self._vocoder = make_engine(OmniCode2Wav, {"model": folder})
 
@@ -168,12 +166,10 @@ def write_trace(file: Path, asked: Asked, spans: dict[str, list[dict[str, Any]]]
 
 def draw(file: Path, asked: Asked, spans: dict[str, list[dict[str, Any]]], title: str) -> None:
     """Draw when each stage computed."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(11, 3.2), layout="constrained")
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    axes: Any = figure.subplots()
     for row, (stage, colour) in enumerate(zip(STAGES, ("tab:blue", "tab:orange", "tab:green"), strict=True)):
         bars = [((span["begin"] - asked.begin) / 1e6, (span["end"] - span["begin"]) / 1e6) for span in spans[stage]]
         axes.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour)
@@ -189,7 +185,9 @@ def draw(file: Path, asked: Asked, spans: dict[str, list[dict[str, Any]]], title
 
 def overlap(spans: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
     """Return the milliseconds in which at least two stages computed, and all three."""
-    edges = sorted((when, sign) for found in spans.values() for s in found for when, sign in ((s["begin"], 1), (s["end"], -1)))
+    edges = sorted(
+        (when, sign) for found in spans.values() for s in found for when, sign in ((s["begin"], 1), (s["end"], -1))
+    )
     two = three = num = last = 0
     for when, sign in edges:
         two += (when - last) * (num >= 2)

@@ -1,4 +1,4 @@
-"""Engines of omni stages that write down when they compute: a line of JSON for each step, in the file `trace` of their table.
+"""Engines of omni stages that write down when they compute: lines of JSON in the file `trace` of their table.
 
 Times are monotonic nanoseconds, which all processes of a host share (clock_gettime(2), CLOCK_MONOTONIC). Found by name,
 as anybody's engines are: ``adapter = "traced_omni:Thinker"`` with this folder in PYTHONPATH.

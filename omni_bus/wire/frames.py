@@ -46,7 +46,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
     `detail` may have ``stop_reason``: the stop string, or the id of the token, that ended the text; and ``metrics``: by
     stage, what this one and those before it did. A stage that reads media may say ``prompt_tokens_details``, of its
-    prompt's tokens those of each kind, by OpenAI's names; one that makes sound ``audio_tokens``, those that it is made of.
+    prompt's tokens those of each kind, by OpenAI's names; one that makes sound ``audio_tokens``, what it is made of.
     """
 
     reason: str = "stop"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from adapters import smollm2
 from adapters.diffusion.families import Family
 from omni_bus.errors import BadInput
-from omni_bus.resolution import ModelRule
+from omni_bus.resolution import INDEX, ModelRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,10 @@ def speaks(checkpoint: Checkpoint) -> bool:
 
 
 def diffusion_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the edges of what a pipeline of diffusers begins with besides a prompt, and of the sound of its videos."""
+    """Return the edges of what a pipeline of diffusers begins with besides a prompt, and of the sound of its videos.
+
+    PRX in pixels has shapes to choose from at one size only, and refuses to choose at others.
+    """
     family = Family(checkpoint.diffusers_class)
     is_video = "video" in family.media
     name = "video" if is_video else "picture"
@@ -119,7 +122,12 @@ def diffusion_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
     ports = [port for port, is_needed in inputs.items() if is_needed]
     outputs = [*sorted(family.media, reverse=True), "progress", *(() if is_video else ("preview",))]
     edges = [f"in.{port} -> {name}.{port}" for port in ("prompt", *ports)]
-    return {"pipelines": {name: {"edges": edges + [f"{name}.{port} -> out.{port}" for port in outputs]}}}
+    found: dict[str, Any] = {
+        "pipelines": {name: {"edges": edges + [f"{name}.{port} -> out.{port}" for port in outputs]}}
+    }
+    if family.class_name == "PRXPixelPipeline" and checkpoint.table(INDEX).get("default_sample_size", 1024) != 1024:
+        found["stages"] = {name: {"call": {"use_resolution_binning": False}}}
+    return found
 
 
 RULES: tuple[ModelRule, ...] = (

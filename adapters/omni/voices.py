@@ -68,12 +68,16 @@ def keys_of(data: bytes) -> tuple[str, ...]:
                 stack.append(memo[int(argument or 0)])
             case "SETITEM" | "SETITEMS":
                 items = _popped(stack, 2 if opcode.name == "SETITEM" else None)
-                stack[-1].update(dict.fromkeys(items[::2]))
+                if isinstance(stack[-1], dict):
+                    stack[-1].update(dict.fromkeys(items[::2]))
             case "STOP":
                 break
             case _:
-                is_marked = pickletools.markobject in opcode.stack_before
-                _popped(stack, None if is_marked else len(opcode.stack_before))
+                taken = opcode.stack_before
+                if pickletools.markobject in taken:
+                    _popped(stack, None)
+                    taken = taken[: taken.index(pickletools.markobject)]
+                _popped(stack, len(taken))
                 made = argument if isinstance(argument, str) else None
                 stack += [made] * len(opcode.stack_after)
     if len(stack) != 1 or not isinstance(stack[0], dict):

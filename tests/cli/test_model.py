@@ -157,6 +157,12 @@ def test_diffusion_pipeline_has_the_ports_of_its_class(
     assert (set(pipeline.inputs), set(pipeline.outputs)) == (inputs, outputs)
 
 
+def test_diffusion_model_that_ships_is_served_by_its_folder() -> None:
+    found = load(str(Path(model.__file__).parents[2] / "configs" / "models" / "emoji-t2i"))
+
+    assert found.config.stages["picture"].options["call"] == {"use_resolution_binning": False}
+
+
 def test_settings_of_the_command_line_come_after_the_models(tmp_path: Path) -> None:
     found = load(save(tmp_path / "m", FILES["transformers-chat"]), "-o", "pipelines.chat.serve_as=mine")
 

@@ -138,6 +138,8 @@ class TransformersText(StepEngine):
     emits: ClassVar[dict[str, str]] = EMITS
     Options = TransformersTextOptions
     Params = SamplingParams
+    part: ClassVar[str] = ""
+    """Of a model in several, for the account of its memory."""
 
     _forward: PackedForward
     _lora: LoraSwitch
@@ -168,7 +170,7 @@ class TransformersText(StepEngine):
     @classmethod
     def memory(cls, options: TransformersTextOptions, *, has_accelerator: bool) -> Memory | None:
         """Return what a replica takes."""
-        files = Files(options, has_accelerator=has_accelerator)
+        files = Files(options, has_accelerator=has_accelerator, part=cls.part)
         length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
         chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
         return files.memory(

@@ -162,6 +162,7 @@ class OmniThinker(TransformersText):
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
     emits: ClassVar[dict[str, str]] = EMITS | {"prompt_tokens": "tensor", "hidden": "hidden"}
     Options = ThinkerOptions
+    part: ClassVar[str] = "thinker"
 
     _thinking: ThinkerForward
     _prompt_rows: dict[int, list[torch.Tensor]]

@@ -95,7 +95,7 @@ class KvPool:
     def slots(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of whole slots' keys and values, each (slots, context_length, kv_heads, head_dim)."""
         keys, values = (
-            found.view(self.num_slots + 1, self.context_length, *found.shape[1:])[slots]
+            found.view(self.num_slots + 1, self.context_length, *found.shape[1:]).index_select(0, slots)
             for found in self._layers[layer]
         )
         return keys, values

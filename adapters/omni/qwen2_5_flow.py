@@ -1,9 +1,9 @@
 """The flow of Qwen2.5-Omni's token2wav: noise to spectrograms, for windows of several streams in one pass.
 
-The layers are transformers'. What they are given is computed here, because in the model's own `forward` most of it is
-the same in all of the solver's 36 passes, and here is computed once: how the layers are modulated, which depends on the
-time only; what the voice's encoder makes of its spectrogram; and what codes and voice add to the first projection. What
-remains is a function of tensors that waits for nothing, and that a GPU replays as a graph (`adapters.recorded`).
+The weights are transformers'. Its `forward` is not used, because most of what that computes is the same in all of the
+solver's 36 passes, and here is computed once: how the layers are modulated, which depends on the time only; what the
+voice's encoder makes of its spectrogram; and what codes and voice add to the first projection. What remains is a
+function of tensors that waits for nothing, and that a GPU replays as a graph (`adapters.recorded`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,60 @@ class Window(NamedTuple):
     voice: Voice
 
 
-def solver_times() -> list[float]:
-    """Return the points in time between which the solver steps, from 0 to 1."""
+class Rotary(NamedTuple):
+    """How far the frames' pairs of numbers are turned, (frames, 1, head_dim)."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    """Of each pair's first number negative."""
+
+
+class _Layer:
+    """One layer, as its weights say; queries, keys and values are one projection."""
+
+    def __init__(self, layer: Any) -> None:
+        import torch
+
+        attention = layer.attn
+        parts = (attention.to_q, attention.to_k, attention.to_v)
+        self.reach = int(layer.look_backward_block), int(layer.look_ahead_block)
+        self.num_heads = int(attention.heads)
+        self.weight = torch.cat([part.weight.data for part in parts])
+        self.bias = torch.cat([part.bias.data for part in parts])
+        for part, own in zip(parts, self.weight.chunk(3), strict=True):
+            part.weight.data = own  # so that nothing is there twice
+        self.output = attention.to_out[0]
+        self.feed_forward = layer.ff
+
+    def __call__(
+        self, hidden: torch.Tensor, modulation: torch.Tensor, rotary: Rotary, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the next states, (rows, frames, width)."""
+        import torch
+
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation.unbind()
+        hidden = torch.addcmul(hidden, gate, self._attend(_normed(hidden, scale, shift), rotary, mask))
+        return torch.addcmul(hidden, ff_gate, self.feed_forward(_normed(hidden, ff_scale, ff_shift)))
+
+    def _attend(self, hidden: torch.Tensor, rotary: Rotary, mask: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        joined = torch.nn.functional.linear(hidden, self.weight, self.bias).unflatten(2, (3, self.num_heads, -1))
+        # As the model was trained, only the first head knows where it is; its pairs are neighbours.
+        first = joined[:, :, :2, 0]
+        turned = first.unflatten(3, (-1, 2)).flip(4).flatten(3)
+        joined[:, :, :2, 0] = torch.addcmul(first * rotary.cos, turned, rotary.sin)
+        queries, keys, values = joined.permute(2, 0, 3, 1, 4)
+        found = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, mask)
+        return self.output(found.transpose(1, 2).flatten(2))
+
+
+def solver_times() -> torch.Tensor:
+    """Return the points in time between which the solver steps, from 0 to 1, (NUM_POINTS,)."""
     import torch
 
     times = torch.linspace(0, 1, NUM_POINTS)
-    return (times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)).tolist()
+    return times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
 
 
 class Flow:
@@ -68,19 +116,19 @@ class Flow:
         self._advances: dict[tuple[int, int], Recorded] = {}
         """By windows and frames of a pass."""
         device = model.proj_out.weight.device
-        times = torch.tensor(solver_times())
+        times = solver_times()
         begins, sizes = times[:-1], times.diff()
         moments = torch.stack([begins, begins + sizes / 3, begins + sizes * 2 / 3, times[1:]], dim=1).flatten()
         self._sizes = sizes.to(device)
+        self._layers = [_Layer(layer) for layer in model.transformer_blocks]
         with torch.inference_mode():
             embedded = model.time_embed(moments.to(device))
-            self._modulations = torch.stack([_modulation(layer.attn_norm, embedded) for layer in self._layers], dim=1)
+            norms = [layer.attn_norm for layer in model.transformer_blocks]
+            self._modulations = torch.stack([_modulation(norm, embedded) for norm in norms], dim=1)
             """(steps * `STAGES`, layers, 6, width)."""
+            self._modulations[:, :, [1, 4]] += 1  # scales
             self._last_modulation = _modulation(model.norm_out, embedded)
-
-    @property
-    def _layers(self) -> Sequence[Any]:
-        return self._model.transformer_blocks
+            self._last_modulation[:, 0] += 1
 
     def voice(self, vector: torch.Tensor, spectrogram: torch.Tensor) -> Voice:
         """Return what is known of a voice by its vector, (1, width), and a spectrogram, (1, frames, bands)."""
@@ -157,10 +205,10 @@ class Flow:
         """
         import torch
 
-        size = self._sizes[step]
-        positions = torch.arange(state.shape[1], device=state.device)[None]
-        rotary = self._model.rotary_embed(given, positions.expand(len(given), -1))
-        masks = self._masks(positions[0], ends.repeat(2))
+        size = self._sizes.index_select(0, step)
+        positions = torch.arange(state.shape[1], device=state.device)
+        rotary = self._rotary(positions)
+        masks = self._masks(positions, ends.repeat(2))
 
         def slope(stage: int, values: torch.Tensor) -> torch.Tensor:
             return self._slope(step * STAGES + stage, values, given, rotary, masks)
@@ -171,26 +219,35 @@ class Flow:
         fourth = slope(3, state + size * (first - second + third))
         return (state + size * (first + 3 * (second + third) + fourth) / 8,)
 
+    def _rotary(self, positions: torch.Tensor) -> Rotary:
+        cos, sin = (
+            found[0, :, None, : found.shape[2] // 2].repeat_interleave(2, dim=2)
+            for found in self._model.rotary_embed(self._sizes, positions[None])
+        )
+        sin[:, :, ::2] *= -1
+        return Rotary(cos, sin)
+
     def _masks(self, positions: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:
-        """Return for each layer which frames see which: bool, (rows, 1, frames, frames)."""
+        """Return for each layer what is added where a frame looks at another: 0 or -inf, (rows, 1, frames, frames)."""
+        import torch
+
         blocks = positions // int(self._model.block_size)
         distance = blocks[None, :] - blocks[:, None]
         is_there = positions < ends[:, None]
         # What stands behind a window's end sees itself: softmax of nothing would be no number.
         may_see = is_there[:, None, :] | ~is_there[:, :, None]
-        reaches = [(int(layer.look_backward_block), int(layer.look_ahead_block)) for layer in self._layers]
-        made = {
-            (back, ahead): (may_see & (distance >= -back) & (distance <= ahead))[:, None]
-            for back, ahead in sorted(set(reaches))
-        }
-        return [made[reach] for reach in reaches]
+        made: dict[tuple[int, int], torch.Tensor] = {}
+        for back, ahead in sorted({layer.reach for layer in self._layers}):
+            sees = (may_see & (distance >= -back) & (distance <= ahead))[:, None]
+            made[back, ahead] = torch.zeros_like(sees, dtype=torch.float32).masked_fill(~sees, float("-inf"))
+        return [made[layer.reach] for layer in self._layers]
 
     def _slope(
         self,
         moment: torch.Tensor,
         state: torch.Tensor,
         given: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        rotary: Rotary,
         masks: Sequence[torch.Tensor],
     ) -> torch.Tensor:
         """Return where the state moves at one of the moments, (1,)."""
@@ -198,16 +255,18 @@ class Flow:
 
         project = self._model.input_embed.proj.weight[:, : self.bands]
         hidden = torch.nn.functional.linear(state, project).repeat(2, 1, 1) + given
-        modulations = self._modulations[moment][0]
-        for layer, mask, modulation in zip(self._layers, masks, modulations.unbind(), strict=True):
-            shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation.unbind()
-            normed = layer.attn_norm.norm(hidden) * (1 + scale) + shift
-            hidden = hidden + gate * layer.attn(normed, position_embeddings=rotary, attention_mask=mask)
-            normed = layer.ff_norm(hidden) * (1 + ff_scale) + ff_shift
-            hidden = hidden + ff_gate * layer.ff(normed)
-        scale, shift = self._last_modulation[moment][0].unbind()
-        guided, free = self._model.proj_out(self._model.norm_out.norm(hidden) * (1 + scale) + shift).chunk(2)
+        modulations = self._modulations.index_select(0, moment)[0]
+        for layer, mask, modulation in zip(self._layers, masks, modulations, strict=True):
+            hidden = layer(hidden, modulation, rotary, mask)
+        scale, shift = self._last_modulation.index_select(0, moment)[0]
+        guided, free = self._model.proj_out(_normed(hidden, scale, shift)).chunk(2)
         return guided + GUIDANCE * (guided - free)
+
+
+def _normed(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.layer_norm(hidden, scale.shape, scale, shift, eps=1e-6)
 
 
 def _modulation(norm: Any, embedded: torch.Tensor) -> torch.Tensor:

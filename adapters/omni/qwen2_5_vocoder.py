@@ -4,7 +4,8 @@ The flow looks at whole blocks of 24 spectrogram frames (12 codes), in some laye
 the steps of its solver that adds up, so that strictly each frame depends on all. Here each block is given out once,
 solved with `LEFT` blocks before and `RIGHT` after it, from noise that belongs to its place in the stream. What that
 changes is tested. BigVGAN is made of convolutions and is cut where it makes no difference
-(`adapters.codec_models.field_of`). Streams whose pieces are due together are solved together.
+(`adapters.codec_models.field_of`). On a GPU, streams whose pieces are due together are solved together. On a CPU they
+take turns: arithmetic limits it, so nothing is lost, and a stream has the same bits in any company.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ LEFT = 2
 RIGHT = 1
 """Blocks after: 0.24 s of codes that must be there."""
 
-MOST = (1, 2, 4, 8)
-"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less."""
+MOST = (2, 4, 8)
+"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less. Of less
+than two blocks no sound is certain: BigVGAN looks 30 frames ahead."""
 
 WINDOWS = tuple(min(LEFT, sum(MOST[:index])) + most + RIGHT for index, most in enumerate(MOST))
 """Blocks that are solved for each of these; a stream's last piece is no longer."""
 
 MAX_TOGETHER = 8
-"""Windows in one pass."""
+"""Windows in one pass of a GPU."""
 
 
 class BigVgan(CodecModel):
@@ -93,6 +95,7 @@ class Qwen25Vocoder(Vocoder):
         self.codebook_size = int(flow.config.num_embeds)
         self.has_voices = True
         self.block_codes = int(flow.block_size) // self.flow.repeats
+        self.max_together = 1 if flow.device.type == "cpu" else MAX_TOGETHER
 
     def begin(self, voice: str, seed: int) -> SoundStream:
         """Return a new stream.
@@ -111,7 +114,7 @@ class Qwen25Vocoder(Vocoder):
             RuntimeError: something in them can't be recorded.
         """
         frames = self.block_codes * self.flow.repeats
-        self.flow.record([blocks * frames for blocks in WINDOWS], min(most, MAX_TOGETHER))
+        self.flow.record([blocks * frames for blocks in WINDOWS], min(most, self.max_together))
 
     def decode(self, news: Sequence[NewCodes]) -> list[torch.Tensor]:
         """Take what came on several streams, each named once; return the samples that are certain of each."""
@@ -139,7 +142,7 @@ class Qwen25Vocoder(Vocoder):
         for index, size in enumerate(sizes):
             groups.setdefault(min(blocks for blocks in WINDOWS if blocks >= size), []).append(index)
         solved: dict[int, torch.Tensor] = {}
-        for together in _parts(groups.values(), MAX_TOGETHER):
+        for together in _parts(groups.values(), self.max_together):
             found = self.flow.solve([windows[index] for index in together])
             solved.update(zip(together, found, strict=True))
         return [solved[index] for index in range(len(windows))]
@@ -152,7 +155,7 @@ class Qwen25Vocoder(Vocoder):
         for index, found in latents.items():
             groups.setdefault(found.shape[2], []).append(index)
         sounds: dict[int, torch.Tensor] = {}
-        for together in _parts(groups.values(), MAX_TOGETHER):
+        for together in _parts(groups.values(), self.max_together):
             made = self.bigvgan.sound(torch.cat([latents[index] for index in together]))
             sounds.update(zip(together, made[:, 0], strict=True))
         return sounds

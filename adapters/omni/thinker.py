@@ -16,7 +16,9 @@ from adapters.lora import LoraSwitch
 from adapters.omni.families import family_of
 from adapters.omni.media import Media, MediaReader
 from adapters.packages import missing
-from adapters.packed_batch import KvPool, PackedDecoder, PackedForward, rows_of_pieces, with_filling
+from adapters.packed_batch import KvPool, PackedForward, rows_of_pieces, with_filling
+from adapters.packed_decoder import PackedDecoder
+from adapters.recorded import recording
 from adapters.slots import Slots
 from adapters.tensors import as_hidden, as_tensor
 from adapters.text_model import EMITS, TextModel, vocabulary_of
@@ -57,6 +59,8 @@ class ThinkerOptions(TransformersTextOptions, frozen=True, kw_only=True, forbid_
     """The folder of a whole omni model, or a name on the model hub."""
     max_video_frames: Annotated[int, Meta(ge=2, le=256)] = 16
     """Pictures that the model sees of a clip, evenly spread over it."""
+    enforce_eager: bool = False
+    """On a GPU, launch each kernel by itself instead of replaying a CUDA graph; with LoRA this is always so."""
 
 
 class EncodedPrompt(NamedTuple):
@@ -66,6 +70,8 @@ class EncodedPrompt(NamedTuple):
     """(n, width)."""
     positions: torch.Tensor
     """In time, height and width: (3, n), float32."""
+    following: float
+    """The position of the first token after it, in all three."""
     is_seen: torch.Tensor
     """Which tokens are pictures or clips: bool, (n,)."""
     counts: dict[str, int]
@@ -80,7 +86,7 @@ class ThinkerForward(PackedForward):
     def __init__(self, family: Family, model: Any, pool: KvPool) -> None:
         self._family = family
         self._thinker = model
-        self._decoder = PackedDecoder(model.model.language_model, pool)
+        self.decoder = PackedDecoder(model.model.language_model, pool)
         self._embed: Any = model.get_input_embeddings()
         self._prompts: dict[int, EncodedPrompt] = {}
         self._kept: torch.Tensor | None = None
@@ -111,43 +117,52 @@ class ThinkerForward(PackedForward):
         device = self._embed.weight.device
         ids = torch.tensor([id_ for piece in pieces for id_ in piece.ids], device=device)
         embeddings = self._embed(ids)
-        positions = torch.empty(3, len(ids), device=device)
+        after = [self._after(piece) + i for piece in pieces for i in range(piece.first_position, end_of(piece))]
+        positions = torch.tensor(after, dtype=torch.float32, device=device).repeat(3, 1)
         is_seen = torch.zeros(len(ids), dtype=torch.bool, device=device)
         deeper: list[Sequence[torch.Tensor]] = []
         at = 0
         for piece in pieces:
             part = slice(at, at := at + len(piece.ids))
             prompt = self._prompts.get(piece.slot)
-            begin, end = piece.first_position, piece.first_position + len(piece.ids)
-            num_prompt = 0 if prompt is None else len(prompt.embeddings)
-            if prompt is not None and end <= num_prompt:
-                embeddings[part] = prompt.embeddings[begin:end]
-                positions[:, part] = prompt.positions[:, begin:end]
-                if prompt.deeper:
-                    is_seen[part] = prompt.is_seen[begin:end]
-                    first, last = int(prompt.is_seen[:begin].sum()), int(prompt.is_seen[:end].sum())
-                    deeper.append([layer[first:last] for layer in prompt.deeper])
-            else:
-                after = 0.0 if prompt is None else float(prompt.positions.max()) + 1 - num_prompt
-                positions[:, part] = torch.arange(begin, end, device=device) + after
+            begin, end = piece.first_position, end_of(piece)
+            if prompt is None or end > len(prompt.embeddings):
+                continue
+            embeddings[part] = prompt.embeddings[begin:end]
+            positions[:, part] = prompt.positions[:, begin:end]
+            first, last = int(prompt.is_seen[:begin].sum()), int(prompt.is_seen[:end].sum())
+            if prompt.deeper and last > first:
+                is_seen[part] = prompt.is_seen[begin:end]
+                deeper.append([layer[first:last] for layer in prompt.deeper])
         arguments: dict[str, Any] = {}
-        if is_seen.any():
+        if deeper:
             arguments["visual_pos_masks"] = with_filling(is_seen, is_exact=is_exact)[None]
             arguments["deepstack_visual_embeds"] = [torch.cat(layers) for layers in zip(*deeper, strict=True)]
-        states = self._decoder(pieces, embeddings, positions, is_exact=is_exact, **arguments)
+        states = self.decoder(pieces, embeddings, positions, is_exact=is_exact, **arguments)
         self._note(pieces, self._family.sent_rows(ids, embeddings, states, self._taken(len(ids))))
         wanted = rows_of_pieces(pieces)
         return self._thinker.lm_head(with_filling(states[wanted], is_exact=is_exact))[: len(wanted)]
+
+    def _after(self, piece: Piece) -> float:
+        """Return what is added to the places of tokens behind a prompt to get their positions."""
+        prompt = self._prompts.get(piece.slot)
+        return 0.0 if prompt is None else prompt.following - len(prompt.embeddings)
 
     def _taken(self, num_tokens: int) -> torch.Tensor | None:
         kept, self._kept = self._kept, None
         return None if kept is None else kept[:num_tokens]
 
     def _note(self, pieces: Sequence[Piece], rows: torch.Tensor) -> None:
+        rows = rows.cpu()  # of all requests at once
         at = 0
         for piece in pieces:
             self.rows[piece.slot] = piece.first_position, rows[at : at + len(piece.ids)]
             at += len(piece.ids)
+
+
+def end_of(piece: Piece) -> int:
+    """Return how many tokens its slot holds after a piece."""
+    return piece.first_position + len(piece.ids)
 
 
 class OmniThinker(TransformersText):
@@ -216,6 +231,9 @@ class OmniThinker(TransformersText):
         self._unsent: dict[RequestId, list[torch.Tensor]] = {}
         self._forward = self._thinking = self._forward_on(model, self._pool)
         self._warm_up(model, report)
+        if self._family.is_recordable and not (self.options.enforce_eager or loader.on_cpu or self.options.lora):
+            with recording():
+                self._thinking.decoder.record(self.max_num_seqs)
         self._thinking.rows.clear()
 
     def _forward_on(self, model: Any, pool: KvPool) -> ThinkerForward:
@@ -293,8 +311,9 @@ class OmniThinker(TransformersText):
             ).last_hidden_state
             embeddings[ids == self._family.placeholders["audio"]] = heard.to(embeddings.dtype)
         positions = self._positions(ids, media)
+        following = float(positions.max()) + 1
         counts = {name: media.counts.get(port, 0) for port, name in COUNTED.items()}
-        return EncodedPrompt(embeddings, positions, is_seen, counts, [layer[is_seen] for layer in deeper])
+        return EncodedPrompt(embeddings, positions, following, is_seen, counts, [layer[is_seen] for layer in deeper])
 
     def _positions(self, ids: torch.Tensor, media: Media) -> torch.Tensor:
         import torch

@@ -223,6 +223,7 @@ def compare(folder: str, args: argparse.Namespace) -> None:
     whole: list[float] = []
     first: list[float] = []
     ratios: list[float] = []
+    num_samples = 0
     with measured.Deployment(deployment_of(folder, args.tokens, args.codes, None), start_s=START_S) as deployment:
         url = deployment.ready["gateways"]["openai"]
         ask(url)

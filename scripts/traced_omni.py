@@ -95,8 +95,7 @@ class Code2Wav(OmniCode2Wav):
 
     Options: ClassVar[type[msgspec.Struct]] = TracedCode2WavOptions
 
-    def _decode_blocking(self, *arguments: Any) -> Any:
+    def _decode_blocking(self, decoding: Any) -> None:
         with _noting(self.options) as about:
-            found = super()._decode_blocking(*arguments)
+            super()._decode_blocking(decoding)
             about["what"] = "decoding"
-        return found

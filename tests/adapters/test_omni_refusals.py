@@ -122,7 +122,7 @@ def test_memory_is_told_part_by_part(folder: str, loaded: OmniThinker) -> None:
         each.memory(msgspec.convert({"model": folder, "dtype": "float32"}, each.Options), has_accelerator=True)
         for each in classes
     ]
-    small = msgspec.convert({"model": folder, "context_length": 512, "device": "cpu"}, OmniThinker.Options)
+    small: Any = msgspec.convert({"model": folder, "context_length": 512, "device": "cpu"}, OmniThinker.Options)
     memory = OmniThinker.memory(small, has_accelerator=False)
 
     weights = load_file(Path(folder) / "model.safetensors").values()

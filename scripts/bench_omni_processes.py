@@ -3,8 +3,9 @@
 
 Both do the same work with the same tiny random weights: greedy text and codes of fixed lengths, the sound of each code
 as soon as it is certain. In one process the three engines take turns; the deployment is ``configs/qwen2_5_omni.toml``,
-asked over HTTP. With ``--trace`` its stages write down when they compute, and nothing is compared: of one request a
-trace for Perfetto or ``chrome://tracing`` is written, and with ``--plot`` a picture.
+asked over HTTP, and its processor time that of all its processes. With ``--trace`` its stages write down when they
+compute, and nothing is compared: of one request a trace for Perfetto or ``chrome://tracing`` is written, and with
+``--plot`` a picture.
 
 Run: ``scripts/bench_omni_processes.py [--rounds N] [--tokens N] [--codes N] [--trace FILE.json [--plot FILE.png]]``
 """
@@ -84,12 +85,13 @@ class OneProcess(Staged):
                     yield payload
             num_sent = len(answer.talker.outputs)
 
-    def run(self) -> tuple[float, int]:
-        """Return the seconds of one request, and its samples."""
-        begin = time.perf_counter()
+    def run(self) -> tuple[float, float, int]:
+        """Return the seconds of one request, the processor seconds, and its samples."""
+        begin, worked = time.perf_counter(), time.process_time()
         inputs: dict[str, Any] = {"codes": self.codes(), "voice": [Json(VOICE)]}
         found = asyncio.run(run_streaming(self._vocoder, inputs, {"seed": 1}))
-        return time.perf_counter() - begin, sum(sound.num_frames for sound in found.port("audio"))
+        took = time.perf_counter() - begin, time.process_time() - worked
+        return *took, sum(sound.num_frames for sound in found.port("audio"))
 
 
 def deployment_of(folder: str, num_tokens: int, num_codes: int, traces: Path | None) -> str:
@@ -223,13 +225,16 @@ def compare(folder: str, args: argparse.Namespace) -> None:
     whole: list[float] = []
     first: list[float] = []
     ratios: list[float] = []
+    work: list[float] = []
     num_samples = 0
     with measured.Deployment(deployment_of(folder, args.tokens, args.codes, None), start_s=START_S) as deployment:
         url = deployment.ready["gateways"]["openai"]
         ask(url)
         for _ in range(args.rounds):
-            alone_s, num_samples = alone.run()
+            alone_s, worked_s, num_samples = alone.run()
+            before = sum(deployment.cpu_s().values())
             asked = ask(url)
+            work.append((sum(deployment.cpu_s().values()) - before) / worked_s)
             if asked.num_samples != num_samples:
                 raise SystemExit(f"{asked.num_samples} samples came of processes, {num_samples} of one")
             split_s = (asked.end - asked.begin) / 1e9
@@ -239,6 +244,7 @@ def compare(folder: str, args: argparse.Namespace) -> None:
     print(f"{num_samples / 24_000:.1f} s of sound; in one process {measured.median(whole):.3f} s")
     print(f"from {min(ratios):.3f} to {max(ratios):.3f}")
     measured.ratio("whole request, over processes / in one", measured.median(ratios), "<= 1.05")
+    measured.ratio("its processor time, over processes / in one", measured.median(work))
     measured.ratio("first sound over processes / whole request", measured.median(first))
 
 

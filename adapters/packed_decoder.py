@@ -165,9 +165,7 @@ class PackedDecoder:
         )
         return states[: len(pieces)].clone()
 
-    def _decode(
-        self, embeddings: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def _decode(self, embeddings: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor]:
         """Append one token to each slot of a row.
 
         Args:

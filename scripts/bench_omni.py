@@ -2,10 +2,9 @@
 """An omni model in stages against its own `generate`: time to the first sound, and eight requests at once.
 
 Both sides run here, in one process, on the same random weights: the stages by turns, as processes would at best on one
-core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios, and what share of
-the stages' time each of them took. ``--size large``
-(1.5 billion weights in bfloat16; the default where there is a GPU) has about the published 3B model's talker and vocoder
-and a shallower thinker.
+core. Greedy text and seeded codes of fixed lengths, so that both do the same work. Printed are ratios, and what share
+of the stages' time each of them took. ``--size large`` (1.5 billion weights in bfloat16; the default where there is a
+GPU) has about the published 3B model's talker and vocoder and a shallower thinker.
 
 With ``--eager`` a GPU replays no CUDA graphs.
 
@@ -225,7 +224,9 @@ def main() -> None:
     width, larger = SIZES[arguments.size]
     with tempfile.TemporaryDirectory() as folder:
         tiny_omni.qwen2_5(Path(folder), embedding_size=width, larger=larger)
-        print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True)
+        print(
+            f"{where}, torch {torch.__version__}, transformers {transformers.__version__}; {arguments.size}", flush=True
+        )
         monolith = Monolith(folder, arguments.tokens, arguments.codes)
         stages = Stages(folder, arguments.tokens, arguments.codes, is_eager=arguments.eager)
         monolith.run()

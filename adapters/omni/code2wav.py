@@ -1,6 +1,7 @@
 """The vocoder stage of an omni model: codes to sound while they still come.
 
-One thread decodes. What came on other streams while it was busy is decoded in its next turn, together.
+One thread decodes. What came on several streams while it was busy is decoded in its next turn, together where the
+vocoder gains by that.
 """
 
 from __future__ import annotations
@@ -197,14 +198,14 @@ class OmniCode2Wav(StreamingEngine):
         return decoding.sound
 
     def _decode_blocking(self, decoding: _Decoding) -> None:
-        """Decode all that waits, unless an earlier turn has decoded this."""
+        """Decode this, and with it what has waited less long, unless an earlier turn has done so."""
         import torch
 
         if decoding.is_done:
             return
         together: list[_Decoding] = []
         with contextlib.suppress(IndexError):  # the loop may take out what was cancelled meanwhile
-            while True:
+            while len(together) < self._vocoder.max_together:
                 together.append(self._waiting.popleft())
         try:
             with torch.inference_mode():

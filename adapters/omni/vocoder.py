@@ -39,6 +39,8 @@ class Vocoder(ABC):
     codebook_size: int
     has_voices: bool
     """Whether a stream needs to know the voice."""
+    max_together: int = 1
+    """Streams in one `decode`, of which all sound when the last one does."""
 
     @abstractmethod
     def begin(self, voice: str, seed: int) -> SoundStream:

@@ -180,9 +180,7 @@ def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen25Vocoder)
     assert torch.equal(in_pieces(vocoder, codes, 7, 1), in_pieces(vocoder, codes, 7, 50))
 
 
-def test_streams_decoded_together_sound_as_each_alone(
-    vocoder: Qwen25Vocoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_decoded_together_sound_as_each_alone(vocoder: Qwen25Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several voices and lengths; the second begins when the first has sounded, the fourth never says a code."""
     codes = [draw_codes(num_codes, num_codes) for num_codes in (70, 50, 20)]
     voices = ("Ethan", "Chelsie", "Ethan")

@@ -233,24 +233,39 @@ class CodecStream:
         """The index of the first of them in the whole stream."""
         self._num_done = 0
         """Latents whose sound was given out."""
+        self._num_ready = 0
+        """Latents whose sound can be."""
 
     def decode(self, codes: torch.Tensor | None, *, is_last: bool) -> torch.Tensor:
         """Take the next frames' codes (1, codebooks, frames) and return the samples that are certain: (samples,)."""
+        import torch
+
+        latents = self.take(codes, is_last=is_last)
+        return torch.zeros(0) if latents is None else self.cut(self._codec.sound(latents)[0, 0])
+
+    def take(self, codes: torch.Tensor | None, *, is_last: bool) -> torch.Tensor | None:
+        """Take the next frames' codes, (1, codebooks, frames), and return what to make sound of.
+
+        Returns:
+            Latents, (1, width, time), whose sound `cut` is to be given; None while no more of it is certain.
+        """
         import torch
 
         if codes is not None:
             new = self._codec.latents(self._memory, codes)
             self._latents = new if self._latents is None else torch.cat([self._latents, new], dim=2)
         if self._latents is None:
-            return torch.zeros(0)
+            return None
         end = self._first + self._latents.shape[2]
-        ready = end if is_last else max(self._num_done, end - self._field.right)
-        if ready == self._num_done:
-            return torch.zeros(0)
+        self._num_ready = end if is_last else max(self._num_done, end - self._field.right)
+        return None if self._num_ready == self._num_done else self._latents
+
+    def cut(self, sound: torch.Tensor) -> torch.Tensor:
+        """Return what is certain and new, (samples,), of the sound of the latents that `take` returned, (samples,)."""
+        assert self._latents is not None
         samples = self._codec.samples_per_frame // self._codec.latents_per_frame
-        sound = self._codec.sound(self._latents)[0, 0]
-        piece = sound[(self._num_done - self._first) * samples : (ready - self._first) * samples]
-        keep = max(self._first, ready - self._field.left)
+        piece = sound[(self._num_done - self._first) * samples : (self._num_ready - self._first) * samples]
+        keep = max(self._first, self._num_ready - self._field.left)
         self._latents = self._latents[:, :, keep - self._first :]
-        self._first, self._num_done = keep, ready
+        self._first, self._num_done = keep, self._num_ready
         return piece

@@ -18,6 +18,7 @@ layer of each step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ Measured with MKL and SmolLM2's shapes on one and two threads: with AVX2 rows ar
 AVX-512 from 2 to 15 and, by another kernel, from 16 or 57 on. Products of one row have a kernel of their own, those of
 two and three are no faster than of four (AVX2: a step takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8
 rows). So two and three are always filled up, and one only where a request asks to be reproducible whoever it runs
-beside.
+beside. Elsewhere nothing is filled up: a pass has a fixed number of rows there (`adapters.packed_decoder`), or none of
+this is promised.
 """
 
 
@@ -90,6 +92,21 @@ class KvPool:
             values[offset + begin : offset + end].transpose(0, 1).unsqueeze(0),
         )
 
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Put the keys and values of a slot's first tokens into another slot."""
+        begin, to = source * self.context_length, target * self.context_length
+        for pools in self._layers.values():
+            for pool in pools:
+                pool[to : to + num_tokens] = pool[begin : begin + num_tokens]
+
+    def slots(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of whole slots' keys and values, each (slots, context_length, kv_heads, head_dim)."""
+        keys, values = (
+            found.view(self.num_slots + 1, self.context_length, *found.shape[1:]).index_select(0, slots)
+            for found in self._layers[layer]
+        )
+        return keys, values
+
     @property
     def num_places(self) -> int:
         """Tokens that fit in, those of the spare slot included."""
@@ -106,7 +123,25 @@ class KvPool:
         return self.size_bytes // self.num_places
 
 
-class Batch:
+class Attending(ABC):
+    """The tokens of one forward pass."""
+
+    pool: KvPool
+    places: torch.Tensor
+    """Where the keys and values of each token go."""
+
+    @abstractmethod
+    def attend(self, module: Any, query: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+        """Return the attention of each token over its own slot, (1, T, heads, head_dim).
+
+        Args:
+            module: the model's attention layer.
+            query: (1, heads, T, head_dim).
+            arguments: the layer's own.
+        """
+
+
+class Batch(Attending):
     """The pieces of one forward pass and where each is."""
 
     def __init__(self, pieces: Sequence[Piece], pool: KvPool, device: Any) -> None:
@@ -119,9 +154,8 @@ class Batch:
         places: list[int] = []
         self._rows: list[list[int]] = []
         for piece in pieces:
+            check_room(piece, pool)
             end = piece.first_position + len(piece.ids)
-            if end > pool.context_length:
-                raise ValueError(f"slot {piece.slot}: position {end} is beyond the slot's {pool.context_length}")
             offset = piece.slot * pool.context_length
             ids.extend(piece.ids)
             positions.extend(range(piece.first_position, end))
@@ -152,6 +186,28 @@ class Batch:
             self._masks[index, window] = ((keys <= queries) & (keys > queries - window))[None, None]
         return self._masks[index, window]
 
+    def attend(self, module: Any, query: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+        """Return the attention of each token over its own slot; see `Attending`."""
+        import torch
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        window: int = arguments.pop("sliding_window", None) or self.pool.context_length
+        outputs: list[torch.Tensor] = []
+        begin = 0
+        for index, piece in enumerate(self.pieces):
+            num_tokens = len(piece.ids)
+            end = piece.first_position + num_tokens
+            first_key = max(0, piece.first_position + 1 - window)
+            keys, values = self.pool.read(module.layer_idx, piece.slot, first_key, end)
+            # One token sees all the keys; tokens without a history are plainly causal: both have kernels that need no
+            # mask.
+            is_plain = num_tokens == 1 or (piece.first_position == 0 and end <= window)
+            mask = None if is_plain else self.mask(index, first_key, window)
+            queries = query[:, :, begin : begin + num_tokens]
+            outputs.append(sdpa_attention_forward(module, queries, keys, values, mask, **arguments)[0])
+            begin += num_tokens
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
 
 def attend(
     module: Any,
@@ -169,32 +225,14 @@ def attend(
         key: of the new tokens, in the pool already.
         value: likewise.
         attention_mask: None; each piece has its own.
-        kwargs: `packed_batch`, which `forward` passed to the model; the rest is the layer's own.
+        kwargs: `packed_batch`, which was passed to the model; the rest is the layer's own.
 
     Returns:
         (1, T, heads, head_dim), and no weights.
     """
-    import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     del key, value, attention_mask
-    batch: Batch = kwargs.pop("packed_batch")
-    window: int = kwargs.pop("sliding_window", None) or batch.pool.context_length
-    outputs: list[torch.Tensor] = []
-    begin = 0
-    for index, piece in enumerate(batch.pieces):
-        num_tokens = len(piece.ids)
-        end = piece.first_position + num_tokens
-        first_key = max(0, piece.first_position + 1 - window)
-        keys, values = batch.pool.read(module.layer_idx, piece.slot, first_key, end)
-        # One token sees all the keys; tokens without a history are plainly causal: both have kernels that need no mask.
-        is_plain = num_tokens == 1 or (piece.first_position == 0 and end <= window)
-        mask = None if is_plain else batch.mask(index, first_key, window)
-        outputs.append(
-            sdpa_attention_forward(module, query[:, :, begin : begin + num_tokens], keys, values, mask, **kwargs)[0]
-        )
-        begin += num_tokens
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+    batch: Attending = kwargs.pop("packed_batch")
+    return batch.attend(module, query, kwargs), None
 
 
 def register_attention() -> None:
@@ -222,68 +260,29 @@ class PackedForward:
         Returns:
             The logits after the last token of each piece, or after each token of a whole one, (rows, vocabulary).
         """
-        batch = _filled_batch(pieces, self._pool, self._model.device, is_exact=is_exact)
+        batch = filled_batch(pieces, self._pool, self._model.device, is_exact=is_exact)
         num_wanted = sum(piece.num_rows for piece in pieces)
-        num_rows = filled_up(num_wanted, is_exact=is_exact)
+        num_rows = _filled_up(num_wanted, self._model.device, is_exact=is_exact)
         arguments = {
             "input_ids": batch.ids,
             "position_ids": batch.positions,
             "use_cache": True,
             "logits_to_keep": batch.rows_of(len(pieces), num_rows),
             "packed_batch": batch,
-            self._cache_argument: _cache_of(batch),
+            self._cache_argument: cache_of(batch),
         }
         return self._model(**arguments).logits[0, :num_wanted]
 
 
-class PackedDecoder:
-    """Runs a decoder of transformers without its head on batches of embeddings, at positions of several axes."""
+def check_room(piece: Piece, pool: KvPool) -> None:
+    """Refuse a piece that its slot can't hold.
 
-    def __init__(self, decoder: Any, pool: KvPool) -> None:
-        """Let the decoder attend by slots.
-
-        Args:
-            decoder: a text model whose `forward` takes ``inputs_embeds``.
-            pool: its keys and values.
-        """
-        register_attention()
-        decoder.set_attn_implementation(ATTENTION)
-        self.pool = pool
-        self._decoder = decoder
-        self._cache_argument = cache_argument(decoder)
-
-    def __call__(
-        self,
-        pieces: Sequence[Piece],
-        embeddings: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        is_exact: bool = False,
-        **arguments: Any,
-    ) -> torch.Tensor:
-        """Append the pieces to their slots.
-
-        Args:
-            pieces: at most one of each slot, each following on what the slot holds.
-            embeddings: of their tokens, (T, width).
-            positions: of their tokens, (axes, T).
-            is_exact: as in `PackedForward`.
-            arguments: more for the decoder.
-
-        Returns:
-            The last layer's states, normed, (T, width).
-        """
-        num_tokens = len(embeddings)
-        batch = _filled_batch(pieces, self.pool, embeddings.device, is_exact=is_exact)
-        found = self._decoder(
-            inputs_embeds=with_filling(embeddings, is_exact=is_exact)[None],
-            position_ids=with_filling(positions.T, is_exact=is_exact).T[:, None],
-            use_cache=True,
-            packed_batch=batch,
-            **{self._cache_argument: _cache_of(batch)},
-            **arguments,
-        )
-        return found.last_hidden_state[0, :num_tokens]
+    Raises:
+        ValueError: that is so.
+    """
+    end = piece.first_position + len(piece.ids)
+    if end > pool.context_length:
+        raise ValueError(f"slot {piece.slot}: position {end} is beyond the slot's {pool.context_length}")
 
 
 def rows_of_pieces(pieces: Sequence[Piece]) -> list[int]:
@@ -298,7 +297,7 @@ def rows_of_pieces(pieces: Sequence[Piece]) -> list[int]:
 
 def with_filling(rows: torch.Tensor, *, is_exact: bool) -> torch.Tensor:
     """Return rows, (n, width), with zeros behind them where there are too few."""
-    num_filling = filled_up(len(rows), is_exact=is_exact) - len(rows)
+    num_filling = _filled_up(len(rows), rows.device, is_exact=is_exact) - len(rows)
     return rows if not num_filling else _cat_zeros(rows, num_filling)
 
 
@@ -315,20 +314,22 @@ def cache_argument(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def _filled_batch(pieces: Sequence[Piece], pool: KvPool, device: Any, *, is_exact: bool) -> Batch:
+def filled_batch(pieces: Sequence[Piece], pool: KvPool, device: Any, *, is_exact: bool) -> Batch:
     """Return the pieces as a batch, with tokens of the spare slot behind them where there are too few."""
     num_tokens = sum(len(piece.ids) for piece in pieces)
-    num_filling = filled_up(num_tokens, is_exact=is_exact) - num_tokens
+    num_filling = _filled_up(num_tokens, device, is_exact=is_exact) - num_tokens
     filling = [Piece(pool.spare_slot, 0, [0] * num_filling)] if num_filling else []
     return Batch([*pieces, *filling], pool, device)
 
 
-def filled_up(num_rows: int, *, is_exact: bool) -> int:
+def _filled_up(num_rows: int, device: torch.device, *, is_exact: bool) -> int:
     """Return how many rows a batch of so many has once it is filled up; see `MIN_ROWS`."""
-    return num_rows if num_rows >= MIN_ROWS or (num_rows == 1 and not is_exact) else MIN_ROWS
+    if device.type != "cpu" or num_rows >= MIN_ROWS or (num_rows == 1 and not is_exact):
+        return num_rows
+    return MIN_ROWS
 
 
-def _cache_of(batch: Batch) -> Any:
+def cache_of(batch: Attending) -> Any:
     """Return the batch as the cache object that transformers' attention layers write to."""
     from transformers.cache_utils import Cache
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
+from omni_bus.errors import StartFailed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -59,3 +62,19 @@ class Recorded:
             held.copy_(new)
         self._graph.replay()
         return self._outputs
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Turn what goes wrong while something is recorded into advice.
+
+    Raises:
+        StartFailed: a RuntimeError came.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise StartFailed(
+            f"enforce_eager: a CUDA graph of the model can't be made, true is needed: {error}",
+            field="enforce_eager",
+        ) from error

@@ -93,7 +93,9 @@ class TokenChoice:
 
         mask = None if is_free else self._mask
         logits = logits.float() if mask is None else mask.apply(logits.float())
-        scores = self._processors(self._history, self._penalised(logits)[None])
+        scores = self._penalised(logits)[None]
+        for process in self._processors:
+            scores = process(self._history, scores)
         if mask is not None and not scores.isfinite().any():
             raise BadInput(
                 "structure: bad_words or min_tokens forbid every token that it allows (allowed: parameters that "
@@ -158,11 +160,15 @@ def _processors(
     ends: frozenset[int],
     device: Any,
     bad_words: Sequence[Sequence[int]],
-) -> tuple[Any, bool]:
-    """Return transformers' processors for these parameters, and whether they look at the tokens so far."""
+) -> tuple[list[Any], bool]:
+    """Return transformers' processors for these parameters, and whether they look at the tokens so far.
+
+    They are called one by one: transformers' own list of them inspects each one's signature at each token, which takes
+    longer than the processors.
+    """
     from transformers.generation import logits_process as g
 
-    chain = g.LogitsProcessorList()
+    chain: list[Any] = []
     if params.repetition_penalty != 1:
         chain.append(g.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.logit_bias:

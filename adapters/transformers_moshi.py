@@ -20,7 +20,7 @@ from adapters.model_memory import Files
 from adapters.moshi_model import DEFAULTS, MAX_TOP_K, MimiStreams, MoshiStreams
 from adapters.moshi_prompt import PAUSE, Frames, Prompts, voice_names, voice_problems
 from adapters.random_state import MAX_SEED
-from adapters.recorded import Recorded
+from adapters.recorded import Recorded, recording
 from adapters.speech_input import SpeechInput
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Event, Finished, Output, SessionEngine, Starved
@@ -256,15 +256,9 @@ class TransformersMoshi(SessionEngine):
         model, rows = self._model, self.max_num_seqs
         sound = torch.zeros((rows, 1, self._frame), device=model.device, dtype=model.dtype)
         nobody = torch.zeros(rows, dtype=torch.bool, device=model.device)
-        try:
-            with torch.inference_mode():
-                self._moshi.record()
-                self._advances.record(sound, nobody, self._moshi.silent_noise())
-        except RuntimeError as error:
-            raise StartFailed(
-                f"enforce_eager: a CUDA graph of the model can't be made, true is needed: {error}",
-                field="enforce_eager",
-            ) from error
+        with recording(), torch.inference_mode():
+            self._moshi.record()
+            self._advances.record(sound, nobody, self._moshi.silent_noise())
 
     def close(self) -> None:
         """Let go of the weights and of all sessions' state."""

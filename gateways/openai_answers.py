@@ -117,7 +117,7 @@ class FileDeleted(Exact, frozen=True):
 
 
 class Usage(Exact, frozen=True):
-    """Tokens of the text."""
+    """Tokens of the prompt and of the text; in the details cached ones, and each modality's where a stage tells."""
 
     prompt_tokens: int
     completion_tokens: int

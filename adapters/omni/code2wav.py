@@ -1,16 +1,26 @@
-"""The vocoder stage of an omni model: codes to sound while they still come."""
+"""The vocoder stage of an omni model: codes to sound while they still come.
+
+One thread decodes. What came on several streams while it was busy is decoded in its next turn, together where the
+vocoder gains by that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread, start_threads
+from adapters.model_memory import Files
 from adapters.omni.families import family_of
+from adapters.omni.vocoder import NewCodes
+from adapters.recorded import recording
 from adapters.sound import pcm16
 from adapters.transformers_model import ModelLoader, ModelOptions, check_model
 from omni_bus.engine import EngineRequest, Inputs, StreamingEngine
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.omni.vocoder import SoundStream, Vocoder
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
 
 NAME = "omni-code2wav"
 
@@ -33,7 +43,9 @@ class Code2WavOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of the stage's table."""
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 16
-    """Streams that are open at once; their pieces take turns on one thread."""
+    """Streams that are open at once."""
+    enforce_eager: bool = False
+    """On a GPU, launch each kernel by itself instead of replaying CUDA graphs."""
 
 
 class Code2WavParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +53,20 @@ class Code2WavParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     seed: Annotated[int, Meta(ge=0, le=2**32 - 2)] | None = None
     """Of the noise that sound is made from, in models that have any; None draws a fresh one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Decoding:
+    """What came on a stream, and what became of it."""
+
+    new: NewCodes
+    sound: Audio | None = None
+    error: StageFailed | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was decoded."""
+        return self.sound is not None or self.error is not None
 
 
 class OmniCode2Wav(StreamingEngine):
@@ -58,11 +84,20 @@ class OmniCode2Wav(StreamingEngine):
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
+        self._waiting: deque[_Decoding] = deque()
+        """At most one of each stream: the loop puts them in, the thread takes them out."""
 
     @classmethod
     def check(cls, options: Code2WavOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers"))
+
+    @classmethod
+    def memory(cls, options: Code2WavOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes: weights; what a piece of sound takes depends on the model."""
+        found = Files(options, has_accelerator=has_accelerator).memory(prefix="code2wav.")
+        exact = msgspec.structs.replace(options, dtype="float32")  # as Qwen2.5's computes, whatever it is saved as
+        return found or Files(exact, has_accelerator=has_accelerator).memory(prefix="token2wav.")
 
     def load(self, report: Report) -> None:
         """Load the vocoder alone.
@@ -80,6 +115,10 @@ class OmniCode2Wav(StreamingEngine):
             self._vocoder = family.vocoder(loader)
         except ValueError as error:
             raise loader.refused(f"its sound can't be made in pieces: {error}") from error
+        if not (self.options.enforce_eager or loader.on_cpu):
+            report("warming up", 0.5)
+            with recording():
+                self._vocoder.record(self.max_num_seqs)
         report("warming up", 1.0)
 
     def close(self) -> None:
@@ -101,12 +140,12 @@ class OmniCode2Wav(StreamingEngine):
             num_frames += len(codes)
             if stream is None:
                 stream = self._vocoder.begin(await self._voice(inputs), seed)
-            piece = await on_thread(self._thread, self._decode_blocking, stream, codes, False)
+            piece = await self._decoded(NewCodes(stream, codes, is_last=False))
             if piece.num_frames:
                 num_samples += piece.num_frames
                 yield "audio", piece
         if stream is not None:
-            piece = await on_thread(self._thread, self._decode_blocking, stream, None, True)
+            piece = await self._decoded(NewCodes(stream, None, is_last=True))
             if piece.num_frames:
                 num_samples += piece.num_frames
                 yield "audio", piece
@@ -140,14 +179,44 @@ class OmniCode2Wav(StreamingEngine):
             raise StageFailed(f"a code came that is not among the vocoder's {vocoder.codebook_size}")
         return codes.to(vocoder.model.device)
 
-    def _decode_blocking(self, stream: SoundStream, codes: torch.Tensor | None, is_last: bool) -> Audio:  # noqa: FBT001
+    async def _decoded(self, new: NewCodes) -> Audio:
+        """Return the sound that what came on a stream makes certain.
+
+        Raises:
+            StageFailed: the vocoder failed.
+        """
+        decoding = _Decoding(new)
+        self._waiting.append(decoding)
+        try:
+            await on_thread(self._thread, self._decode_blocking, decoding)
+        finally:
+            with contextlib.suppress(ValueError):  # a cancelled one, before its turn
+                self._waiting.remove(decoding)
+        if decoding.error is not None:
+            raise decoding.error
+        assert decoding.sound is not None
+        return decoding.sound
+
+    def _decode_blocking(self, decoding: _Decoding) -> None:
+        """Decode this, and with it what has waited less long, unless an earlier turn has done so."""
         import torch
 
+        if decoding.is_done:
+            return
+        together: list[_Decoding] = []
+        with contextlib.suppress(IndexError):  # the loop may take out what was cancelled meanwhile
+            while len(together) < self._vocoder.max_together:
+                together.append(self._waiting.popleft())
         try:
             with torch.inference_mode():
-                sound = stream.decode(codes, is_last=is_last).float().cpu()
+                sounds = [sound.float().cpu() for sound in self._vocoder.decode([each.new for each in together])]
         except (RuntimeError, ValueError) as error:
-            raise StageFailed(f"the vocoder failed with {type(error).__name__}: {str(error)[:300]}") from error
-        if not bool(sound.isfinite().all()):
-            raise StageFailed("the vocoder computed samples that aren't finite")
-        return pcm16(sound.numpy(), self._vocoder.rate_hz)
+            for each in together:
+                each.error = StageFailed(f"the vocoder failed with {type(error).__name__}: {str(error)[:300]}")
+                each.error.__cause__ = error
+            return
+        for each, sound in zip(together, sounds, strict=True):
+            if bool(sound.isfinite().all()):
+                each.sound = pcm16(sound.numpy(), self._vocoder.rate_hz)
+            else:
+                each.error = StageFailed("the vocoder computed samples that aren't finite")

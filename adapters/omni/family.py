@@ -40,6 +40,9 @@ class Family(ABC):
     pads_audio: ClassVar[bool]
     """Whether sound is filled up with silence to the longest that the feature extractor takes."""
 
+    is_recordable: ClassVar[bool] = False
+    """Whether a GPU can replay a pass of its decoders: nothing in them depends on numbers that only the GPU knows."""
+
     kept_layer: int | None = None
     """The layer of the thinker whose states are sent on beside the last one's; 0 is the first."""
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.omni.family import Family, Seen, thinker_embeddings
 from adapters.omni.qwen2_5_vocoder import Qwen25Vocoder
 from adapters.omni.talking import Beginning, TalkerModel
-from adapters.packed_batch import KvPool, PackedDecoder
+from adapters.packed_batch import KvPool
+from adapters.packed_decoder import PackedDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ class Qwen25(Family):
         "token2wav": "Qwen2_5OmniToken2WavModel",
     }
     pads_audio: ClassVar[bool] = True
+    is_recordable: ClassVar[bool] = True
 
     def num_audio_tokens(self, num_frames: int) -> int:
         """Return the tokens that so many spectrogram frames of one sound come to: two strides of two."""

@@ -4,7 +4,8 @@ The flow looks at whole blocks of 24 spectrogram frames (12 codes), in some laye
 the steps of its solver that adds up, so that strictly each frame depends on all. Here each block is given out once,
 solved with `LEFT` blocks before and `RIGHT` after it, from noise that belongs to its place in the stream. What that
 changes is tested. BigVGAN is made of convolutions and is cut where it makes no difference
-(`adapters.codec_models.field_of`).
+(`adapters.codec_models.field_of`). On a GPU, streams whose pieces are due together are solved together. On a CPU they
+take turns: arithmetic limits it, so nothing is lost, and a stream has the same bits in any company.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from adapters.codec_models import CodecModel, CodecStream, Field, field_of
-from adapters.omni.vocoder import SoundStream, Vocoder
+from adapters.omni.qwen2_5_flow import Flow, Voice, Window
+from adapters.omni.vocoder import NewCodes, SoundStream, Vocoder
 from omni_bus.errors import StageFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 LEFT = 2
@@ -25,13 +29,15 @@ LEFT = 2
 RIGHT = 1
 """Blocks after: 0.24 s of codes that must be there."""
 
-MOST = (1, 2, 4, 8)
-"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less."""
+MOST = (2, 4, 8)
+"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less. Of less
+than two blocks no sound is certain: BigVGAN looks 30 frames ahead."""
 
-NUM_STEPS = 10
-GUIDANCE = 0.5
-SWAY = -1.0
-"""The published solver: points in time, weight of guidance, and how far the points lean to the beginning."""
+WINDOWS = tuple(min(LEFT, sum(MOST[:index])) + most + RIGHT for index, most in enumerate(MOST))
+"""Blocks that are solved for each of these; a stream's last piece is no longer."""
+
+MAX_TOGETHER = 8
+"""Windows in one pass of a GPU."""
 
 
 class BigVgan(CodecModel):
@@ -58,8 +64,8 @@ class BigVgan(CodecModel):
         return codes.to(self.model.dtype)
 
     def sound(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return the samples."""
-        return self.model(latents).reshape(1, 1, -1)
+        """Return the samples, of each row."""
+        return self.model(latents).reshape(len(latents), 1, -1)
 
 
 class Qwen25Vocoder(Vocoder):
@@ -70,21 +76,26 @@ class Qwen25Vocoder(Vocoder):
         speakers: by name, a vector ``cond`` and a spectrogram ``ref_mel``.
 
     Raises:
-        StartFailed: BigVGAN can't be cut.
+        ValueError: BigVGAN can't be cut.
     """
 
     def __init__(self, model: Any, speakers: dict[str, dict[str, Any]]) -> None:
         self.model = model
-        self._speakers = speakers
-        self.flow: Any = model.code2wav_dit_model
+        flow: Any = model.code2wav_dit_model
+        self.flow = Flow(flow)
+        self._voices = {
+            name: self.flow.voice(speaker["cond"].float(), speaker["ref_mel"].float())
+            for name, speaker in speakers.items()
+        }
         self.bigvgan = BigVgan(model.code2wav_bigvgan_model)
         self.field: Field = field_of(self.bigvgan)
         self.rate_hz = self.bigvgan.rate_hz
         self.frame_rate_hz = self.rate_hz / self.bigvgan.samples_per_frame / self.flow.repeats
         self.num_codebooks = 1
-        self.codebook_size = int(self.flow.config.num_embeds)
+        self.codebook_size = int(flow.config.num_embeds)
         self.has_voices = True
-        self.block_codes = int(self.flow.block_size) // int(self.flow.repeats)
+        self.block_codes = int(flow.block_size) // self.flow.repeats
+        self.max_together = 1 if flow.device.type == "cpu" else MAX_TOGETHER
 
     def begin(self, voice: str, seed: int) -> SoundStream:
         """Return a new stream.
@@ -92,115 +103,148 @@ class Qwen25Vocoder(Vocoder):
         Raises:
             StageFailed: there is no such voice.
         """
-        if voice not in self._speakers:
-            raise StageFailed(f"voice '{voice}' came, the model has {', '.join(self._speakers)}")
-        speaker = self._speakers[voice]
-        return Qwen25Stream(self, speaker["cond"].float(), speaker["ref_mel"].float(), seed)
+        if voice not in self._voices:
+            raise StageFailed(f"voice '{voice}' came, the model has {', '.join(self._voices)}")
+        return Qwen25Stream(self, self._voices[voice], seed)
 
-    def solve(
-        self, codes: torch.Tensor, noise: torch.Tensor, condition: torch.Tensor, reference: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the spectrogram of codes.
+    def record(self, most: int) -> None:
+        """Have a GPU remember the solver's steps for up to `most` streams at once.
 
-        Args:
-            codes: (1, codes).
-            noise: (1, frames, bands).
-            condition: the voice's vector, (1, width).
-            reference: the voice's spectrogram, (1, frames, bands).
-
-        Returns:
-            (1, bands, frames).
+        Raises:
+            RuntimeError: something in them can't be recorded.
         """
+        frames = self.block_codes * self.flow.repeats
+        self.flow.record([blocks * frames for blocks in WINDOWS], min(most, self.max_together))
+
+    def decode(self, news: Sequence[NewCodes]) -> list[torch.Tensor]:
+        """Take what came on several streams, each named once; return the samples that are certain of each."""
         import torch
-        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-        conditions = condition[:, None].expand(-1, noise.shape[1], -1)
+        streams: list[Qwen25Stream] = [new.stream for new in news]
+        for new in news:
+            new.stream.take(new.codes)
+        pieces: list[list[torch.Tensor]] = [[] for _ in news]
+        while due := [index for index, new in enumerate(news) if streams[index].is_due(is_last=new.is_last)]:
+            spectrograms = self._solve([streams[index].window(is_last=news[index].is_last) for index in due])
+            latents: dict[int, torch.Tensor] = {}
+            for index, solved in zip(due, spectrograms, strict=True):
+                found = streams[index].advance(solved, is_last=news[index].is_last)
+                if found is not None:
+                    latents[index] = found
+            for index, sound in self._sounds(latents).items():
+                pieces[index].append(streams[index].sound.cut(sound))
+        return [torch.cat(found) if found else torch.zeros(0) for found in pieces]
 
-        def slope(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-            both = self.flow(
-                hidden_states=state,
-                condition_vector=reference,
-                speaker_embedding=conditions,
-                quantized_code=codes,
-                time_step=time,
-                apply_cfg=True,
-            )
-            guided, free = both.chunk(2)
-            return guided + GUIDANCE * (guided - free)
+    def _solve(self, windows: Sequence[Window]) -> list[torch.Tensor]:
+        """Return the windows' spectrograms; those of about the same length are solved in one pass."""
+        sizes = [len(window.codes) / self.block_codes for window in windows]
+        groups: dict[int, list[int]] = {}
+        for index, size in enumerate(sizes):
+            groups.setdefault(min(blocks for blocks in WINDOWS if blocks >= size), []).append(index)
+        solved: dict[int, torch.Tensor] = {}
+        for together in _parts(groups.values(), self.max_together):
+            found = self.flow.solve([windows[index] for index in together])
+            solved.update(zip(together, found, strict=True))
+        return [solved[index] for index in range(len(windows))]
 
-        times = torch.linspace(0, 1, NUM_STEPS, device=noise.device)
-        times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
-        return RungeKutta4ODESolver(slope, noise).integrate(times)[-1].transpose(1, 2)
+    def _sounds(self, latents: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the sound, (samples,), of latents, (1, bands, frames); those of one length are decoded in one pass."""
+        import torch
+
+        groups: dict[int, list[int]] = {}
+        for index, found in latents.items():
+            groups.setdefault(found.shape[2], []).append(index)
+        sounds: dict[int, torch.Tensor] = {}
+        for together in _parts(groups.values(), self.max_together):
+            made = self.bigvgan.sound(torch.cat([latents[index] for index in together]))
+            sounds.update(zip(together, made[:, 0], strict=True))
+        return sounds
+
+
+def _parts(groups: Any, most: int) -> list[list[int]]:
+    """Return groups in parts of at most so many."""
+    return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
 
 
 class Qwen25Stream(SoundStream):
     """One stream: codes gather to blocks, solved blocks go to BigVGAN."""
 
-    def __init__(self, vocoder: Qwen25Vocoder, condition: torch.Tensor, reference: torch.Tensor, seed: int) -> None:
+    def __init__(self, vocoder: Qwen25Vocoder, voice: Voice, seed: int) -> None:
         import torch
 
         self._vocoder = vocoder
-        self._condition = condition
-        self._reference = reference
+        self._voice = voice
         # On the CPU whatever the device is, so that a seed gives the same noise everywhere.
         self._generator = torch.Generator().manual_seed(seed)
-        self._codes: torch.Tensor | None = None
-        self._noise: torch.Tensor | None = None
+        self._codes = torch.zeros(0, dtype=torch.long, device=voice.vector.device)
+        self._noise = torch.zeros(0, vocoder.flow.bands, device=voice.vector.device)
         """Both from `_first` on."""
         self._first = 0
         """The first block that is still needed."""
         self._num_solved = 0
         """Blocks whose spectrogram was given to BigVGAN."""
         self._num_pieces = 0
-        self._sound = CodecStream(vocoder.bigvgan, vocoder.field)
+        self.sound = CodecStream(vocoder.bigvgan, vocoder.field)
 
     def decode(self, codes: torch.Tensor | None, *, is_last: bool) -> torch.Tensor:
         """Take the next codes, (frames, 1), and return the samples that are certain: (samples,)."""
+        return self._vocoder.decode([NewCodes(self, codes, is_last)])[0]
+
+    def take(self, codes: torch.Tensor | None) -> None:
+        """Take the next codes, (frames, 1)."""
         import torch
 
-        size = self._vocoder.block_codes
         if codes is not None:
-            new = codes[:, 0]
-            self._codes = new if self._codes is None else torch.cat([self._codes, new])
-        pieces: list[torch.Tensor] = []
-        while self._codes is not None:
-            num_left = self._first * size + len(self._codes) - self._num_solved * size
-            num_blocks = MOST[min(self._num_pieces, len(MOST) - 1)]
-            if num_left <= 0 or (num_left < (num_blocks + RIGHT) * size and not is_last):
-                break
-            pieces.append(self._sound.decode(self._solve_next(num_blocks), is_last=False))
-        if is_last:
-            pieces.append(self._sound.decode(None, is_last=True))
-        return torch.cat(pieces) if pieces else torch.zeros(0)
+            self._codes = torch.cat([self._codes, codes[:, 0]])
 
-    def _solve_next(self, num_blocks: int) -> torch.Tensor:
-        """Return the spectrogram of the next blocks, or what there is of them: (1, bands, frames)."""
-        assert self._codes is not None
-        vocoder = self._vocoder
-        size = vocoder.block_codes
+    @property
+    def _num_left(self) -> int:
+        """Codes that are not solved."""
+        return len(self._codes) - (self._num_solved - self._first) * self._vocoder.block_codes
+
+    @property
+    def _num_blocks(self) -> int:
+        """Blocks of the next piece, unless it is the last."""
+        return MOST[min(self._num_pieces, len(MOST) - 1)]
+
+    def is_due(self, *, is_last: bool) -> bool:
+        """Return whether the next piece can be solved."""
+        needed = 1 if is_last else (self._num_blocks + RIGHT) * self._vocoder.block_codes
+        return self._num_left >= needed
+
+    def window(self, *, is_last: bool) -> Window:
+        """Return the codes of the next piece with what stands around them."""
+        size, repeats = self._vocoder.block_codes, self._vocoder.flow.repeats
         drop = max(0, self._num_solved - LEFT - self._first)
-        repeats = int(vocoder.flow.repeats)
-        if drop:
-            self._codes = self._codes[drop * size :]
-            if self._noise is not None:
-                self._noise = self._noise[:, drop * size * repeats :]
-            self._first += drop
+        self._codes, self._noise = self._codes[drop * size :], self._noise[drop * size * repeats :]
+        self._first += drop
+        end = (self._num_solved - self._first + self._num_blocks + RIGHT) * size
+        codes = self._codes[:end]
+        return Window(codes, self._noise_for(len(codes) * repeats), self._voice)
+
+    def advance(self, solved: torch.Tensor, *, is_last: bool) -> torch.Tensor | None:
+        """Take the spectrogram of `window`, (bands, frames).
+
+        Returns:
+            What to make sound of, and to give `sound.cut` the sound of; None while no more of it is certain.
+        """
+        size, repeats = self._vocoder.block_codes, self._vocoder.flow.repeats
+        num_blocks = self._num_blocks
+        is_end = is_last and self._num_left <= (num_blocks + RIGHT) * size
+        if is_end:
+            num_blocks += RIGHT
         begin = (self._num_solved - self._first) * size
-        codes = self._codes[: begin + (num_blocks + RIGHT) * size]
-        noise = self._noise_for(len(codes) * repeats)
-        solved = vocoder.solve(codes[None], noise, self._condition, self._reference)
         self._num_solved += num_blocks
         self._num_pieces += 1
-        return solved[:, :, begin * repeats : (begin + num_blocks * size) * repeats]
+        piece = solved[None, :, begin * repeats : (begin + num_blocks * size) * repeats]
+        return self.sound.take(piece, is_last=is_end)
 
     def _noise_for(self, num_frames: int) -> torch.Tensor:
         """Return noise for the first frames from `_first` on; more of it is drawn where there is too little."""
         import torch
 
-        device, bands = self._condition.device, int(self._vocoder.flow.mel_dim)
-        known = 0 if self._noise is None else self._noise.shape[1]
-        if num_frames > known:
-            new = torch.randn(1, num_frames - known, bands, generator=self._generator).to(device)
-            self._noise = new if self._noise is None else torch.cat([self._noise, new], dim=1)
-        assert self._noise is not None
-        return self._noise[:, :num_frames]
+        missing = num_frames - len(self._noise)
+        if missing > 0:
+            new = torch.randn(missing, self._vocoder.flow.bands, generator=self._generator)
+            self._noise = torch.cat([self._noise, new.to(self._noise.device)])
+        return self._noise[:num_frames]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.omni.family import Family, Seen, thinker_embeddings
 from adapters.omni.qwen3_vocoder import Qwen3Vocoder
 from adapters.omni.talking import Beginning, TalkerModel
-from adapters.packed_batch import KvPool, PackedDecoder, cache_argument, with_filling
+from adapters.packed_batch import KvPool, cache_argument, with_filling
+from adapters.packed_decoder import PackedDecoder
 from omni_bus.errors import BadInput
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Qwen3Talker(TalkerModel):
         cache = DynamicCache(config=self._predictor.config)
         for step in range(self.num_codebooks - 1):
             found = self._predictor(**given, generation_steps=step, use_cache=True, **{self._cache_argument: cache})
-            logits = found.logits[:, -1].float()
+            logits = found.logits[:, -1].float().cpu()
             for frame, row, [choice] in zip(frames, logits, choices, strict=False):
                 frame.append(choice.choose(row))
             last = torch.tensor([[frame[-1]] for frame in frames], device=device)

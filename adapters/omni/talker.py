@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from adapters.model_memory import Files
 from adapters.omni.families import family_of
+from adapters.omni.voices import voice_names
 from adapters.packed_batch import MAX_ROWS, Piece, with_filling
+from adapters.recorded import recording
 from adapters.sampling import SamplingParams
 from adapters.tensors import to_torch
 from adapters.token_choice import TokenChoice
-from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, ModelOptions, check_model
 from adapters.transformers_text import CPU_PREFILL_CHUNK, DEVICE_PREFILL_CHUNK
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, Starved, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.omni.talking import Beginning, TalkerModel
-    from omni_bus.engine import Report
+    from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
 
 NAME = "omni-talker"
@@ -53,6 +56,8 @@ class TalkerOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens of prompt and codes together; by default the model's own, at most 2048."""
     prefill_chunk: Count | None = None
     """Prompt tokens of one step; by default 64 on a CPU, 1024 elsewhere."""
+    enforce_eager: bool = False
+    """On a GPU, launch each kernel by itself instead of replaying a CUDA graph."""
 
 
 class TalkerParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +100,8 @@ class _Speaking:
     has_ended: bool = False
     """The row that stands for the end of the text was read."""
     beginning: Beginning | None = None
+    following: float = 0.0
+    """The position of the first token after the beginning."""
     num_computed: int = 0
     frames: list[list[int]] = field(default_factory=list["list[int]"])
     was_told: bool = False
@@ -151,6 +158,22 @@ class OmniTalker(StepEngine):
             )
         return problems
 
+    @classmethod
+    def voices(cls, options: TalkerOptions) -> tuple[str, ...]:
+        """Return the model's voices."""
+        return voice_names(options.model)
+
+    @classmethod
+    def memory(cls, options: TalkerOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator, part="talker")
+        length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
+        chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
+        return files.memory(
+            cache=files.cache((options.max_resident + 1) * length),  # one slot is spare
+            activations=files.activations(chunk + options.max_num_seqs, options.max_num_seqs),
+        )
+
     def load(self, report: Report) -> None:
         """Load the talker alone, and run a token.
 
@@ -166,12 +189,17 @@ class OmniTalker(StepEngine):
             CPU_PREFILL_CHUNK if loader.on_cpu else DEVICE_PREFILL_CHUNK
         )
         self._device = loader.device
-        self._talker = family_of(loader).talker(loader, self.max_resident, self.options.context_length)
+        family = family_of(loader)
+        self._talker = family.talker(loader, self.max_resident, self.options.context_length)
+        self._suppressed = self._talker.suppressed.cpu()
         self.context_length = self._talker.context_length
         report("warming up", 0.0)
         with torch.inference_mode():
             frames = torch.zeros(1, self._talker.num_codebooks, dtype=torch.long, device=loader.device)
             self._decode([Piece(0, 0, [0])], frames, self._talker.pad[None], torch.zeros(3, 1))
+        if family.is_recordable and not (self.options.enforce_eager or loader.on_cpu):
+            with recording():
+                self._talker.decoder.record(self.max_num_seqs)
         report("warming up", 1.0)
 
     # --- requests ---
@@ -215,7 +243,11 @@ class OmniTalker(StepEngine):
             )
 
     def _choices(self, params: TalkerParams) -> list[TokenChoice]:
-        """Return how first codes are chosen, and the others of a frame; both from the same seed, but not alike."""
+        """Return how first codes are chosen, and the others of a frame; both from the same seed, but not alike.
+
+        They are chosen on the CPU: logits of few codes come there for all requests at once, and nothing waits for a
+        GPU after that.
+        """
         seed = secrets.randbelow(2**32 - 1) if params.seed is None else params.seed
         talker = self._talker
         first = SamplingParams(
@@ -229,8 +261,8 @@ class OmniTalker(StepEngine):
         )
         others = SamplingParams(temperature=1.0 if params.temperature else 0.0, top_k=50, top_p=0.8, seed=seed ^ 1)
         return [
-            TokenChoice(first, talker.history, talker.ends, self._device),
-            TokenChoice(others, (), frozenset(), self._device),
+            TokenChoice(first, talker.history, talker.ends, "cpu"),
+            TokenChoice(others, (), frozenset(), "cpu"),
         ]
 
     def feed(self, request: RequestId, port: str, payloads: Sequence[Payload], *, is_last: bool) -> None:
@@ -348,6 +380,7 @@ class OmniTalker(StepEngine):
                 f"{self._talker.context_length} (allowed: a shorter prompt, or a longer context_length)"
             )
         speaking.beginning = found
+        speaking.following = float(found.positions[0, -1]) + 1
         speaking.rows = deque([*(() if found.rows is None else found.rows), *rows[needed:]])
 
     def _go_on(self, requests: Sequence[_Speaking]) -> list[Event]:
@@ -382,12 +415,11 @@ class OmniTalker(StepEngine):
     def _position(self, speaking: _Speaking) -> float:
         found = speaking.beginning
         assert found is not None
-        return float(found.positions[0, -1]) + 1 + speaking.num_computed - len(found.embeddings)
+        return speaking.following + speaking.num_computed - len(found.embeddings)
 
     def _say(self, requests: Sequence[_Speaking], states: torch.Tensor) -> list[Event]:
         """Choose the next frame of each request, after states (requests, width)."""
-        is_last = len(states)
-        logits = self._talker.head(with_filling(states, is_exact=True))[:is_last]
+        logits = self._talker.head(with_filling(states, is_exact=True))[: len(states)].cpu()
         events: list[Event] = []
         saying: list[tuple[int, _Speaking, int]] = []
         for index, speaking in enumerate(requests):
@@ -396,7 +428,7 @@ class OmniTalker(StepEngine):
                 self.abort(speaking.id)
                 events.append(Failure(speaking.id, StageFailed("the talker computed logits that aren't finite")))
                 continue
-            code = speaking.choices[0].choose(row.masked_fill(self._talker.suppressed, float("-inf")))
+            code = speaking.choices[0].choose(row.masked_fill(self._suppressed, float("-inf")))
             if code in self._talker.ends:
                 events.append(self._finished(speaking, "stop"))
             else:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.packed_batch import PackedDecoder
+    from adapters.packed_decoder import PackedDecoder
     from adapters.token_choice import TokenChoice
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from adapters.lora import LoraSwitch
 from adapters.omni.families import family_of
 from adapters.omni.media import Media, MediaReader
 from adapters.packages import missing
-from adapters.packed_batch import KvPool, PackedDecoder, PackedForward, rows_of_pieces, with_filling
+from adapters.packed_batch import KvPool, PackedForward, rows_of_pieces, with_filling
+from adapters.packed_decoder import PackedDecoder
+from adapters.recorded import recording
+from adapters.slots import Slots
 from adapters.tensors import as_hidden, as_tensor
 from adapters.text_model import EMITS, TextModel, vocabulary_of
 from adapters.transformers_model import INSTALL_ENGINE, ModelLoader
@@ -25,22 +29,27 @@ from adapters.transformers_text import (
     TransformersText,
     TransformersTextOptions,
 )
-from omni_bus.engine import Event, Output
+from omni_bus.engine import Event, Finished, Output
 from omni_bus.errors import OmniBusError, StageFailed, StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     import torch
 
     from adapters.omni.family import Family
     from adapters.packed_batch import Piece
+    from adapters.sampling import SamplingParams
+    from adapters.slots import Taken
     from omni_bus.engine import EngineRequest, Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
     from omni_bus.wire.prompt import Prompt
 
 NAME = "omni-thinker"
+
+COUNTED = {"audio": "audio_tokens", "images": "image_tokens", "video": "video_tokens"}
+"""Input ports of media, and what their tokens are called in the account of a request."""
 
 
 class ThinkerOptions(TransformersTextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +59,8 @@ class ThinkerOptions(TransformersTextOptions, frozen=True, kw_only=True, forbid_
     """The folder of a whole omni model, or a name on the model hub."""
     max_video_frames: Annotated[int, Meta(ge=2, le=256)] = 16
     """Pictures that the model sees of a clip, evenly spread over it."""
+    enforce_eager: bool = False
+    """On a GPU, launch each kernel by itself instead of replaying a CUDA graph; with LoRA this is always so."""
 
 
 class EncodedPrompt(NamedTuple):
@@ -59,8 +70,12 @@ class EncodedPrompt(NamedTuple):
     """(n, width)."""
     positions: torch.Tensor
     """In time, height and width: (3, n), float32."""
+    following: float
+    """The position of the first token after it, in all three."""
     is_seen: torch.Tensor
     """Which tokens are pictures or clips: bool, (n,)."""
+    counts: dict[str, int]
+    """Tokens of media, by OpenAI's names."""
     deeper: Sequence[torch.Tensor]
     """Added to the states after the first layers, (tokens that are seen, width) each."""
 
@@ -71,7 +86,7 @@ class ThinkerForward(PackedForward):
     def __init__(self, family: Family, model: Any, pool: KvPool) -> None:
         self._family = family
         self._thinker = model
-        self._decoder = PackedDecoder(model.model.language_model, pool)
+        self.decoder = PackedDecoder(model.model.language_model, pool)
         self._embed: Any = model.get_input_embeddings()
         self._prompts: dict[int, EncodedPrompt] = {}
         self._kept: torch.Tensor | None = None
@@ -102,43 +117,52 @@ class ThinkerForward(PackedForward):
         device = self._embed.weight.device
         ids = torch.tensor([id_ for piece in pieces for id_ in piece.ids], device=device)
         embeddings = self._embed(ids)
-        positions = torch.empty(3, len(ids), device=device)
+        after = [self._after(piece) + i for piece in pieces for i in range(piece.first_position, end_of(piece))]
+        positions = torch.tensor(after, dtype=torch.float32, device=device).repeat(3, 1)
         is_seen = torch.zeros(len(ids), dtype=torch.bool, device=device)
         deeper: list[Sequence[torch.Tensor]] = []
         at = 0
         for piece in pieces:
             part = slice(at, at := at + len(piece.ids))
             prompt = self._prompts.get(piece.slot)
-            begin, end = piece.first_position, piece.first_position + len(piece.ids)
-            num_prompt = 0 if prompt is None else len(prompt.embeddings)
-            if prompt is not None and end <= num_prompt:
-                embeddings[part] = prompt.embeddings[begin:end]
-                positions[:, part] = prompt.positions[:, begin:end]
-                if prompt.deeper:
-                    is_seen[part] = prompt.is_seen[begin:end]
-                    first, last = int(prompt.is_seen[:begin].sum()), int(prompt.is_seen[:end].sum())
-                    deeper.append([layer[first:last] for layer in prompt.deeper])
-            else:
-                after = 0.0 if prompt is None else float(prompt.positions.max()) + 1 - num_prompt
-                positions[:, part] = torch.arange(begin, end, device=device) + after
+            begin, end = piece.first_position, end_of(piece)
+            if prompt is None or end > len(prompt.embeddings):
+                continue
+            embeddings[part] = prompt.embeddings[begin:end]
+            positions[:, part] = prompt.positions[:, begin:end]
+            first, last = int(prompt.is_seen[:begin].sum()), int(prompt.is_seen[:end].sum())
+            if prompt.deeper and last > first:
+                is_seen[part] = prompt.is_seen[begin:end]
+                deeper.append([layer[first:last] for layer in prompt.deeper])
         arguments: dict[str, Any] = {}
-        if is_seen.any():
+        if deeper:
             arguments["visual_pos_masks"] = with_filling(is_seen, is_exact=is_exact)[None]
             arguments["deepstack_visual_embeds"] = [torch.cat(layers) for layers in zip(*deeper, strict=True)]
-        states = self._decoder(pieces, embeddings, positions, is_exact=is_exact, **arguments)
+        states = self.decoder(pieces, embeddings, positions, is_exact=is_exact, **arguments)
         self._note(pieces, self._family.sent_rows(ids, embeddings, states, self._taken(len(ids))))
         wanted = rows_of_pieces(pieces)
         return self._thinker.lm_head(with_filling(states[wanted], is_exact=is_exact))[: len(wanted)]
+
+    def _after(self, piece: Piece) -> float:
+        """Return what is added to the places of tokens behind a prompt to get their positions."""
+        prompt = self._prompts.get(piece.slot)
+        return 0.0 if prompt is None else prompt.following - len(prompt.embeddings)
 
     def _taken(self, num_tokens: int) -> torch.Tensor | None:
         kept, self._kept = self._kept, None
         return None if kept is None else kept[:num_tokens]
 
     def _note(self, pieces: Sequence[Piece], rows: torch.Tensor) -> None:
+        rows = rows.cpu()  # of all requests at once
         at = 0
         for piece in pieces:
             self.rows[piece.slot] = piece.first_position, rows[at : at + len(piece.ids)]
             at += len(piece.ids)
+
+
+def end_of(piece: Piece) -> int:
+    """Return how many tokens its slot holds after a piece."""
+    return piece.first_position + len(piece.ids)
 
 
 class OmniThinker(TransformersText):
@@ -153,8 +177,13 @@ class OmniThinker(TransformersText):
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
     emits: ClassVar[dict[str, str]] = EMITS | {"prompt_tokens": "tensor", "hidden": "hidden"}
     Options = ThinkerOptions
+    part: ClassVar[str] = "thinker"
 
     _thinking: ThinkerForward
+    _prompt_rows: dict[int, list[torch.Tensor]]
+    """By slot the rows of its prompt, piece by piece: of prompts of text, which others may begin with."""
+    _unsent: dict[RequestId, list[torch.Tensor]]
+    """Of requests of which nothing was sent yet, rows that were computed for another."""
     _family: Family
     _media: MediaReader
 
@@ -194,10 +223,17 @@ class OmniThinker(TransformersText):
             device=self._device,
             media=("images", "audio", "video"),
             lora=self.options.lora,
+            shares_prefixes=True,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
+        self._slots = Slots(self.max_resident, self._prefill_chunk)
+        self._prompt_rows: dict[int, list[torch.Tensor]] = {}
+        self._unsent: dict[RequestId, list[torch.Tensor]] = {}
         self._forward = self._thinking = self._forward_on(model, self._pool)
         self._warm_up(model, report)
+        if self._family.is_recordable and not (self.options.enforce_eager or loader.on_cpu or self.options.lora):
+            with recording():
+                self._thinking.decoder.record(self.max_num_seqs)
         self._thinking.rows.clear()
 
     def _forward_on(self, model: Any, pool: KvPool) -> ThinkerForward:
@@ -229,6 +265,17 @@ class OmniThinker(TransformersText):
             self.abort(request.id)
             raise StageFailed(f"encoding failed with {type(error).__name__}: {str(error)[:300]}") from error
         self._thinking.begin(running.slot, prompt)
+        self._unsent[running.id] = self._prompt_rows.get(running.slot, [])[:]
+
+    def _prefix_key(self, params: SamplingParams) -> Hashable | None:
+        # What a placeholder stands for isn't told by its token.
+        return None if any(self._read.counts.values()) else super()._prefix_key(params)
+
+    def _take_slot(self, ids: list[int], params: SamplingParams) -> Taken:
+        taken = super()._take_slot(ids, params)
+        known = self._prompt_rows.get(taken.source, [])
+        self._prompt_rows[taken.slot] = known[: taken.num_shared // self._prefill_chunk]
+        return taken
 
     def _token_ids(self, prompt: Prompt, text: str | None, inputs: dict[str, list[Payload]]) -> list[int]:
         text, self._read = self._media.read(prompt, text, inputs)
@@ -264,7 +311,9 @@ class OmniThinker(TransformersText):
             ).last_hidden_state
             embeddings[ids == self._family.placeholders["audio"]] = heard.to(embeddings.dtype)
         positions = self._positions(ids, media)
-        return EncodedPrompt(embeddings, positions, is_seen, [layer[is_seen] for layer in deeper])
+        following = float(positions.max()) + 1
+        counts = {name: media.counts.get(port, 0) for port, name in COUNTED.items()}
+        return EncodedPrompt(embeddings, positions, following, is_seen, counts, [layer[is_seen] for layer in deeper])
 
     def _positions(self, ids: torch.Tensor, media: Media) -> torch.Tensor:
         import torch
@@ -285,18 +334,23 @@ class OmniThinker(TransformersText):
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request, as the text engine does, and send the talker what it needs of it."""
+        import torch
+
         named = [self._running[id_] for id_ in requests]
-        prompts = {running.slot: self._thinking.prompt(running.slot) for running in named if not running.num_computed}
-        events = super().step(requests)
+        prompts = {running.id: self._thinking.prompt(running.slot) for running in named}
+        events = [_counted(event, prompts.get(event.request)) for event in super().step(requests)]
         sent: list[Event] = []
         for running in named:
             first, rows = self._thinking.rows.pop(running.slot, (0, None))
             if rows is None:
                 continue
-            prompt = prompts.get(running.slot)
-            if prompt is not None and "prompt_tokens" in running.outputs:
+            prompt, known = prompts[running.id], self._unsent.pop(running.id, None)
+            if first < len(running.prompt):
+                self._prompt_rows[running.slot].append(rows)
+            if prompt is not None and known is not None and "prompt_tokens" in running.outputs:
                 sent.append(Output(running.id, "prompt_tokens", self._prompt_tokens(running.prompt, prompt)))
             if "hidden" in running.outputs:
+                rows, first = (torch.cat([*known, rows]), 0) if known else (rows, first)
                 sent.append(Output(running.id, "hidden", as_hidden(rows, first, self.context.allocate)))
         return [*sent, *events]
 
@@ -311,11 +365,20 @@ class OmniThinker(TransformersText):
         running = self._running.get(request)
         if running is not None:
             self._thinking.end(running.slot)
+            self._unsent.pop(request, None)
         super().abort(request)
 
     def close(self) -> None:
         """Let go of the weights and the pool."""
         super().close()
-        for name in ("_thinking", "_thinker", "_media"):
+        for name in ("_thinking", "_thinker", "_media", "_prompt_rows", "_unsent"):
             if hasattr(self, name):
                 delattr(self, name)
+
+
+def _counted(event: Event, prompt: EncodedPrompt | None) -> Event:
+    """Return an event; an end says what of the prompt were media."""
+    if not isinstance(event, Finished) or prompt is None:
+        return event
+    detail = event.finish.detail | {"prompt_tokens_details": prompt.counts}
+    return Finished(event.request, msgspec.structs.replace(event.finish, detail=detail))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,9 +25,11 @@ from staged import Staged  # type: ignore[import-not-found] (put on the path abo
 
 from adapters.omni.media import clip_patches
 from adapters.omni.qwen2_5 import Qwen25, talker_positions, talker_rows
+from adapters.omni.qwen2_5_flow import fitting, powers_of_two
 from adapters.omni.qwen2_5_vocoder import Qwen25Vocoder
 from adapters.omni.talker import OmniTalker
 from adapters.omni.thinker import OmniThinker
+from adapters.omni.vocoder import NewCodes
 from omni_bus.testing import make_engine
 
 if TYPE_CHECKING:
@@ -113,6 +116,21 @@ def test_eight_at_once_say_what_each_says_alone(staged: Staged, reference: Refer
     assert [(answer.token_ids, answer.codes) for answer in answers] == reference.answers
 
 
+def test_passes_of_fixed_rows_say_what_generate_says(staged: Staged, reference: Reference) -> None:
+    """As on a GPU: fewer rows than requests, so that each step has several passes."""
+    engines: tuple[Any, Any] = staged.thinker.engine, staged.talker.engine
+    decoders = engines[0]._thinking.decoder, engines[1]._talker.decoder
+    for decoder in decoders:
+        decoder.record(3)
+    try:
+        answers = staged.ask(*reference.questions)
+    finally:
+        for decoder in decoders:
+            decoder._num_rows = 0
+
+    assert [(answer.token_ids, answer.codes) for answer in answers] == reference.answers
+
+
 def test_questions_have_different_answers(reference: Reference) -> None:
     assert len({tuple(ids) for ids, _ in reference.answers}) >= 7
     assert len({tuple(codes) for _, codes in reference.answers}) == 8
@@ -134,6 +152,10 @@ def whole(reference: Reference, codes: torch.Tensor, seed: int) -> torch.Tensor:
     return type(reference.model.token2wav).forward(reference.model.token2wav, codes.T, **arguments)
 
 
+def draw_codes(num_codes: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, tiny_omni.CODES, (num_codes, 1), generator=torch.Generator().manual_seed(seed))
+
+
 def in_pieces(vocoder: Qwen25Vocoder, codes: torch.Tensor, seed: int, size: int) -> torch.Tensor:
     with torch.inference_mode():
         stream = vocoder.begin("Ethan", seed)
@@ -143,7 +165,7 @@ def in_pieces(vocoder: Qwen25Vocoder, codes: torch.Tensor, seed: int, size: int)
 
 @pytest.mark.parametrize("num_codes", [1, 24, 75])
 def test_sound_in_pieces_is_the_whole_sound(vocoder: Qwen25Vocoder, reference: Reference, num_codes: int) -> None:
-    codes = torch.randint(0, tiny_omni.CODES, (num_codes, 1), generator=torch.Generator().manual_seed(num_codes))
+    codes = draw_codes(num_codes, num_codes)
 
     sound = in_pieces(vocoder, codes, 7, 5)
 
@@ -153,9 +175,59 @@ def test_sound_in_pieces_is_the_whole_sound(vocoder: Qwen25Vocoder, reference: R
 
 
 def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen25Vocoder) -> None:
-    codes = torch.randint(0, tiny_omni.CODES, (50, 1), generator=torch.Generator().manual_seed(1))
+    codes = draw_codes(50, 1)
 
     assert torch.equal(in_pieces(vocoder, codes, 7, 1), in_pieces(vocoder, codes, 7, 50))
+
+
+def test_streams_decoded_together_sound_as_each_alone(vocoder: Qwen25Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several voices and lengths; the second begins when the first has sounded, the fourth never says a code."""
+    codes = [draw_codes(num_codes, num_codes) for num_codes in (70, 50, 20)]
+    voices = ("Ethan", "Chelsie", "Ethan")
+    with torch.inference_mode():
+        alone = [
+            vocoder.begin(voice, seed).decode(each, is_last=True)
+            for seed, (voice, each) in enumerate(zip(voices, codes, strict=True))
+        ]
+        monkeypatch.setattr(vocoder, "max_together", 8)
+        streams = [vocoder.begin(voice, seed) for seed, voice in enumerate((*voices, "Ethan"))]
+        [first] = vocoder.decode([NewCodes(streams[0], codes[0][:40], is_last=False)])
+        found = vocoder.decode(
+            [
+                NewCodes(streams[0], codes[0][40:], is_last=True),
+                NewCodes(streams[1], codes[1], is_last=True),
+                NewCodes(streams[2], codes[2], is_last=True),
+                NewCodes(streams[3], None, is_last=True),
+            ]
+        )
+
+    assert len(first) > 0
+    assert len(found[3]) == 0
+    for sound, expected in zip([torch.cat([first, found[0]]), *found[1:3]], alone, strict=True):
+        assert (sound - expected).abs().max() < 1e-4
+
+
+def test_nothing_in_a_step_of_the_solver_waits_for_the_device(vocoder: Qwen25Vocoder) -> None:
+    """Tensors without contents: whatever asks for a number of theirs fails, as it would while a GPU records."""
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        step, ends = torch.zeros(1, dtype=torch.long), torch.full((2,), 48)
+        [state] = vocoder.flow._advance(step, torch.zeros(2, 48, 80), torch.zeros(4, 48, 32), ends)
+
+    assert state.shape == (2, 48, 80)
+
+
+@pytest.mark.parametrize(
+    ("windows", "frames", "shape"),
+    [(1, 48, (1, 72)), (2, 72, (2, 72)), (3, 73, (4, 168)), (5, 10, (8, 72)), (9, 72, (9, 72)), (1, 300, (1, 300))],
+)
+def test_smallest_recorded_pass_that_holds_all_is_taken(windows: int, frames: int, shape: tuple[int, int]) -> None:
+    recorded = [(num, length) for length in (168, 72) for num in powers_of_two(8)]
+
+    assert fitting(recorded, windows, frames) == shape
+
+
+def test_numbers_of_windows_are_powers_of_two_up_to_the_most() -> None:
+    assert [powers_of_two(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 # --- conversions --------------------------------------------------------------------------------------------

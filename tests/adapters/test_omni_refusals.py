@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
+import threading
+from array import array
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,8 +27,8 @@ from adapters.omni.code2wav import OmniCode2Wav
 from adapters.omni.talker import OmniTalker
 from adapters.omni.thinker import OmniThinker
 from omni_bus.errors import BadInput, ConfigError, StageFailed, StartFailed
-from omni_bus.testing import StepDriver, make_engine
-from omni_bus.wire.payloads import Audio, Blob, Hidden, Json, Tensor, Video
+from omni_bus.testing import Collected, StepDriver, make_engine, run_streaming
+from omni_bus.wire.payloads import Audio, Blob, Codes, Hidden, Json, Payload, Tensor, Video
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +118,22 @@ def loaded(folder: str) -> Iterator[OmniThinker]:
     engine = make_engine(OmniThinker, {"model": folder, "context_length": 512})
     yield engine
     engine.close()
+
+
+def test_memory_is_told_part_by_part(folder: str, loaded: OmniThinker) -> None:
+    classes: tuple[Any, ...] = (OmniThinker, OmniTalker, OmniCode2Wav)
+    found = [
+        each.memory(msgspec.convert({"model": folder, "dtype": "float32"}, each.Options), has_accelerator=True)
+        for each in classes
+    ]
+    small: Any = msgspec.convert({"model": folder, "context_length": 512, "device": "cpu"}, OmniThinker.Options)
+    memory = OmniThinker.memory(small, has_accelerator=False)
+
+    weights = load_file(Path(folder) / "model.safetensors").values()
+    assert sum(memory.weights for memory in found) == sum(4 * weight.numel() for weight in weights)
+    assert [memory.cache > 0 for memory in found] == [True, True, False]
+    assert memory is not None
+    assert memory.cache == loaded.statistics().pool_bytes
 
 
 @pytest.fixture
@@ -267,3 +288,117 @@ def test_seeded_speech_is_the_same_in_any_company(talker: OmniTalker) -> None:
     requests = [driver.add(thought(3, 2), params), *(driver.add(thought(4 + i, 3), SPEECH) for i in range(6))]
 
     assert driver.run(*requests)[0].outputs == alone.outputs
+
+
+# --- the vocoder --------------------------------------------------------------------------------------------
+
+
+class Waiting(deque[Any]):
+    """What waits for the thread, and whether it is as much as wanted."""
+
+    def __init__(self, num_wanted: int) -> None:
+        super().__init__()
+        self.is_full = asyncio.Event()
+        self._num_wanted = num_wanted
+
+    def append(self, value: Any) -> None:
+        super().append(value)
+        if len(self) == self._num_wanted:
+            self.is_full.set()
+
+
+class Vocoding:
+    """A vocoder stage, and how many streams it decoded in each turn."""
+
+    def __init__(self, folder: str) -> None:
+        self.engine = make_engine(OmniCode2Wav, {"model": folder})
+        self.turns: list[int] = []
+        self.engine._vocoder.max_together = 4  # as on a GPU
+        self._decode = self.engine._vocoder.decode
+        self.engine._vocoder.decode = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, news: Any) -> list[torch.Tensor]:
+        self.turns.append(len(news))
+        return self._decode(news)
+
+    async def start(self, *streams: list[Payload]) -> tuple[list[asyncio.Task[Collected]], threading.Event]:
+        """Start streams while the thread is busy, until the first codes of all wait; the event lets it go on."""
+        is_free = threading.Event()
+        self.engine._thread.submit(is_free.wait)
+        waiting = self.engine._waiting = Waiting(len(streams))
+        tasks = [asyncio.create_task(self.run(codes)) for codes in streams]
+        await waiting.is_full.wait()
+        return tasks, is_free
+
+    async def run(self, codes: list[Payload]) -> Collected:
+        return await run_streaming(self.engine, {"voice": [Json("Ethan")], "codes": codes}, {"seed": 1})
+
+
+@pytest.fixture(scope="module")
+def vocoding(folder: str) -> Iterator[Vocoding]:
+    made = Vocoding(folder)
+    yield made
+    made.engine.close()
+
+
+def spoken(*codes: int) -> Codes:
+    return Codes(len(codes), 1, 50.0, Blob(memoryview(array("i", codes)).cast("B")))
+
+
+async def test_what_came_while_the_vocoder_was_busy_is_decoded_in_one_turn(vocoding: Vocoding) -> None:
+    streams: list[list[Payload]] = [[spoken(*range(i, i + 14))] for i in range(3)]
+    alone = [await vocoding.run(codes) for codes in streams]
+    vocoding.turns.clear()
+
+    tasks, is_free = await vocoding.start(*streams)
+    is_free.set()
+    found = await asyncio.gather(*tasks)
+
+    assert vocoding.turns[0] == 3
+    for one, other in zip(found, alone, strict=True):
+        difference = np.frombuffer(one.pcm, "<i2").astype(int) - np.frombuffer(other.pcm, "<i2")
+        assert np.abs(difference).max() <= 1
+    assert len({each.pcm for each in found}) == 3
+
+
+async def test_where_nothing_is_gained_streams_take_turns(vocoding: Vocoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocoding.engine._vocoder, "max_together", 1)
+    vocoding.turns.clear()
+
+    tasks, is_free = await vocoding.start([spoken(1, 2)], [spoken(3)])
+    is_free.set()
+    await asyncio.gather(*tasks)
+
+    assert set(vocoding.turns) == {1}
+
+
+async def test_vocoder_that_computes_no_numbers_fails_its_stream_only(
+    vocoding: Vocoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = vocoding._decode
+
+    def broken(news: Any) -> list[torch.Tensor]:
+        monkeypatch.setattr(vocoding, "_decode", decode)
+        first, *others = decode(news)
+        return [first * float("nan"), *others]
+
+    monkeypatch.setattr(vocoding, "_decode", broken)
+    [bad, good], is_free = await vocoding.start([spoken(*range(50))], [spoken(*range(50))])
+    is_free.set()
+
+    with pytest.raises(StageFailed, match="aren't finite"):
+        await bad
+    assert len((await good).pcm) == 50 * 480 * 2
+
+
+async def test_cancelled_stream_is_not_decoded(vocoding: Vocoding) -> None:
+    [task], is_free = await vocoding.start([spoken(1, 2, 3)])
+    vocoding.turns.clear()
+
+    task.cancel()
+    await asyncio.wait([task])
+    is_free.set()
+    await vocoding.run([])
+
+    assert not vocoding.engine._waiting
+    assert vocoding.turns == []

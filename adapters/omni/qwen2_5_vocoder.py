@@ -29,9 +29,10 @@ LEFT = 2
 RIGHT = 1
 """Blocks after: 0.24 s of codes that must be there."""
 
-MOST = (2, 4, 8)
-"""Blocks of the first pieces and of every further one, so that the first sounds early and the others cost less. Of less
-than two blocks no sound is certain: BigVGAN looks 30 frames ahead."""
+MOST = (2, 2, 4, 8)
+"""Blocks of the first pieces and of every further one: the first sounds early, the next is there before it has sounded
+if codes come at three times the speed of speech, and the others cost less. Of one block no sound is certain: BigVGAN
+looks 30 frames ahead."""
 
 WINDOWS = tuple(min(LEFT, sum(MOST[:index])) + most + RIGHT for index, most in enumerate(MOST))
 """Blocks that are solved for each of these; a stream's last piece is no longer."""

@@ -85,15 +85,13 @@ class Dispatcher:
         self._running_since = 0.0
         self.counts = Counts()
 
-    async def infer(
-        self, robot: str, observation: Observation, *, received_at: float, deadline: float | None
-    ) -> Answer:
+    async def infer(self, robot: str, observation: Observation, *, came_at: float, deadline: float | None) -> Answer:
         """Return the policy's answer.
 
         Args:
             robot: whose connection.
             observation: transformed.
-            received_at: monotonic seconds.
+            came_at: when it reached the deployment, monotonic seconds.
             deadline: monotonic seconds.
 
         Raises:
@@ -101,24 +99,29 @@ class Dispatcher:
             OmniBusError: what it said instead.
         """
         call = Call(observation, self._loop.create_future())
-        waiting = Waiting(call, robot, _shape(observation), received_at, deadline)
+        waiting = Waiting(call, robot, _shape(observation), came_at, deadline)
+        now = time.monotonic()
+        ends_at = now + self._timeout_s if deadline is None else min(deadline, now + self._timeout_s)
+        if ends_at <= now:  # it waited for a replica
+            raise self._missed(ends_at - came_at)
         self._batcher.add(waiting)
         self._schedule()
-        hangs_at = received_at + self._timeout_s
         try:
-            async with asyncio.timeout_at(hangs_at if deadline is None else min(deadline, hangs_at)):
+            async with asyncio.timeout_at(ends_at):
                 return await call.answer
         except TimeoutError:
-            self.counts.missed += 1
-            allowed_s = (hangs_at if deadline is None else deadline) - received_at
-            raise DeadlineExceeded(
-                f"the policy missed its deadline: no actions within {allowed_s:.3f} s, hold or stop the robot",
-                stage=self._stage,
-            ) from None
+            raise self._missed(ends_at - came_at) from None
         finally:
             self._batcher.drop(waiting)
             if self._running is None:
                 self._schedule()
+
+    def _missed(self, allowed_s: float) -> DeadlineExceeded:
+        self.counts.missed += 1
+        return DeadlineExceeded(
+            f"the policy missed its deadline: no actions within {allowed_s:.3f} s, hold or stop the robot",
+            stage=self._stage,
+        )
 
     async def until_responsive(self) -> None:
         """Return at once unless the policy hangs; then when it does no more.

@@ -6,6 +6,7 @@ policy still computes. What is decided is decided in `batching`, `chunks` and `s
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import time
@@ -31,7 +32,7 @@ from omni_bus.wire.payloads import Record
 from omni_bus.wire.records import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from adapters.robot.dispatch import Answer
     from omni_bus.engine import Context, Report
@@ -62,7 +63,9 @@ class RobotPolicy(StreamingEngine):
         self._policy: Policy | None = None
         self._transforms: Transforms
         self._dispatcher: Dispatcher | None = None
-        self._num_robots = 0
+        self._is_drained = False
+        self._idle: set[asyncio.Timeout] = set()
+        """Of connections that wait for their next message: what ends the wait."""
 
     @classmethod
     def check(cls, options: RobotOptions) -> list[str]:
@@ -126,7 +129,7 @@ class RobotPolicy(StreamingEngine):
         )
 
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
-        """Answer a connection's messages, one by one.
+        """Answer a connection's messages, one by one, until it or the replica is to end.
 
         Raises:
             BadInput: a message that is none: the gateway's fault, not the robot's.
@@ -134,14 +137,16 @@ class RobotPolicy(StreamingEngine):
         dispatcher = self._started()
         robot = Robot(request.id, self.options, deadline_s=_nearer(request.params.deadline_s, self.options.deadline_s))
         try:
-            async for payload in inputs.port("observation"):
+            observations = inputs.port("observation")
+            while (payload := await self._next(observations)) is not None:
                 if not isinstance(payload, Record):
                     raise BadInput("observation: allowed is a record", field="observation")
                 received_at = time.monotonic()
                 message = message_of(unpack(payload))
-                del payload  # the client's bytes are copied by now: their memory goes back
+                payload = None  # the client's bytes are copied by now: their memory goes back
                 if message.kind == "open":
-                    yield "actions", pack({"metadata": self._metadata()}, self.context.allocate)
+                    welcome = {"metadata": self._metadata(), "deadline_s": robot.deadline_s}
+                    yield "actions", pack(welcome, self.context.allocate)
                 elif message.kind == "reset":
                     dispatcher.forget(robot.forget_all())
                 else:
@@ -150,6 +155,26 @@ class RobotPolicy(StreamingEngine):
                     await dispatcher.until_responsive()
         finally:
             dispatcher.leave(request.id, robot.forget_all())
+
+    def on_drained(self, *, is_drained: bool) -> None:
+        """Let connections go between two messages: what was not taken, their gateway sends to another replica."""
+        self._is_drained = is_drained
+        if is_drained:
+            idle, self._idle = self._idle, set()
+            for wait in idle:
+                wait.reschedule(0.0)
+
+    async def _next(self, observations: AsyncIterator[Payload]) -> Payload | None:
+        """Return a connection's next message; None after the last one, or the last that a drained replica takes."""
+        wait = asyncio.timeout(0.0 if self._is_drained else None)
+        try:
+            async with wait:
+                self._idle.add(wait)
+                return await anext(observations, None)
+        except TimeoutError:
+            return None
+        finally:
+            self._idle.discard(wait)
 
     def _started(self) -> Dispatcher:
         assert self._policy is not None
@@ -202,14 +227,15 @@ class RobotPolicy(StreamingEngine):
             num_inference_steps=message.num_inference_steps,
             previous=self._transforms.previous(session.previous(step)) if policy.takes_previous else None,
         )
-        deadline = None if robot.deadline_s is None else received_at + robot.deadline_s
-        answer = await dispatcher.infer(robot.id, observation, received_at=received_at, deadline=deadline)
+        came_at = received_at - message.waited_s
+        deadline = None if robot.deadline_s is None else came_at + robot.deadline_s
+        answer = await dispatcher.infer(robot.id, observation, came_at=came_at, deadline=deadline)
         actions = self._transforms.actions(answer.actions)
         check_actions(actions, (), ())  # before they are averaged with others, which would hide it
         actions["actions"] = session.smooth(step, actions["actions"], continues=policy.takes_previous)
         check_actions(actions, self.options.action_low, self.options.action_high)
         session.served(step, actions["actions"], time.monotonic() - received_at)
-        return {"actions": actions, "timing": _timing(answer)}
+        return {"actions": actions, "timing": _timing(answer) | {"is_first": observation.is_first}}
 
     def _is_light(self, values: dict[str, Any]) -> bool:
         """Whether the transforms cost less than to have them done on a thread: no picture is resized or converted."""

@@ -2,12 +2,14 @@
 
 To the stage, by their ``kind``:
 
-- ``open``: a connection begins. Answered with ``{"metadata": {…}}``.
+- ``open``: a connection begins. Answered with ``{"metadata": {…}, "deadline_s": …}``, of each observation, or null.
 - ``infer``: ``session``, ``is_first``, ``seed``, ``num_inference_steps``, ``forget`` (sessions that are over) and
-  ``values``, the observation itself. Answered with ``{"actions": {…}, "timing": {…}}`` or ``{"error": {…}}``.
+  ``values``, the observation itself, which was with the gateway for `waited_s`. Answered with ``{"actions": {…},
+  "timing": {…}}`` or ``{"error": {…}}``.
 - ``reset``: every session of the connection is over. Not answered.
 
-One connection is one request on the bus, so its messages and answers keep their order.
+One connection is one request on the bus, so its messages and answers keep their order. A stage that is to get nothing
+new ends it between two messages; what it has not answered by then it has not taken.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
     forget: list[str] = []
+    waited_s: Annotated[float, Meta(ge=0)] = 0.0
     values: dict[str, Any] = {}
 
 

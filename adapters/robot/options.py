@@ -75,8 +75,8 @@ class RobotOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_wait_s: Annotated[float, Meta(ge=0, le=10)] = 0.01
     """What an observation waits for others that are expected, at most; 0: it never waits while the policy is free."""
     deadline_s: Seconds | None = None
-    """An observation that isn't answered by then is answered with an error; the policy takes fewer denoise steps where
-    it can, to be in time. None: as long as it takes."""
+    """An observation that isn't answered so long after it reached the gateway gets an error; the policy takes fewer
+    denoise steps where it can, to be in time. None: as long as it takes."""
     policy_timeout_s: Seconds = 30.0
     """A policy that takes so long over one call hangs: its robots are told, and no more is taken until it returns or,
     after the stage's `step_timeout_s`, the replica is restarted."""

@@ -35,12 +35,24 @@ MAX_SEED = 2**63 - 1
 
 
 def is_reset(observation: Record) -> bool:
-    """Whether the client asks for a new beginning; any other endpoint is an inference."""
-    return observation.value.get("endpoint") == "reset"
+    """Whether the client asks for a new beginning; any other endpoint, or none, is an inference.
+
+    Raises:
+        BadInput: the endpoint is no text.
+    """
+    endpoint = observation.value.get("endpoint")
+    if endpoint is not None and not isinstance(endpoint, str):
+        raise BadInput(f"endpoint: a {type(endpoint).__name__} came (allowed: text)", field="endpoint")
+    return endpoint == "reset"
 
 
-def observation_of(received: Record, sessions: Sessions) -> Record:
+def observation_of(received: Record, sessions: Sessions, waited_s: float) -> Record:
     """Return an observation as the stage is told it; its session begins or goes on by this.
+
+    Args:
+        received: what the client sent.
+        sessions: its socket's.
+        waited_s: how long ago that was.
 
     Raises:
         BadInput: a session, seed or number of steps that is none.
@@ -61,6 +73,7 @@ def observation_of(received: Record, sessions: Sessions) -> Record:
         "forget": list(turn.forget),
         "seed": seed,
         "num_inference_steps": num_steps,
+        "waited_s": waited_s,
         "values": value,
     }
     arrays = tuple(
@@ -127,8 +140,8 @@ def answer_of(payload: Any) -> Answer:
     return Answer(Record(value["actions"], arrays, payload.data), value.get("timing") or {})
 
 
-def metadata_of(payload: Any) -> bytes:
-    """Return the first frame of a socket: what the policy says of itself.
+def welcome_of(payload: Any) -> tuple[bytes, float | None]:
+    """Return the first frame of a socket, what the policy says of itself, and the deadline of each observation.
 
     Raises:
         OmniBusError: the stage said something else.
@@ -139,7 +152,7 @@ def metadata_of(payload: Any) -> bytes:
     arrays = tuple(
         msgspec.structs.replace(leaf, path=leaf.path[1:]) for leaf in payload.arrays if leaf.path[0] == "metadata"
     )
-    return encode(Record(value["metadata"], arrays, payload.data))
+    return encode(Record(value["metadata"], arrays, payload.data)), value.get("deadline_s")
 
 
 def actions_frame(answer: Answer, *, is_bare: bool, server_timing: dict[str, Any] | None) -> bytes:

@@ -20,12 +20,12 @@ from gateways.problems import to_problem
 from gateways.robot import messages
 from gateways.robot.sessions import Sessions
 from omni_bus.client import Item
-from omni_bus.errors import BadInput, OmniBusError, StageFailed, Unavailable, unknown_name
+from omni_bus.errors import BadInput, DeadlineExceeded, OmniBusError, Unavailable, unknown_name
 from omni_bus.gateway import STOPPING
 from omni_bus.media.numpy_frames import MAX_FRAME_BYTES, TooManyValues, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp import WSMessage
 
@@ -39,6 +39,9 @@ PATH, ROOT = "/v1/realtime/robot/openpi", "/"
 
 ROOM_BYTES = 2 * 1024 * 1024
 """Beyond the limit of a message: what is a little too long is answered, what is longer closes the socket (1009)."""
+
+MAX_MOVES = 4
+"""Replicas that let go of a socket one after the other before one message is answered: more are not asked."""
 
 LIGHT_VALUES = 2000
 """A message with more values is read on a thread."""
@@ -182,7 +185,7 @@ def params_of(request: web.Request) -> dict[str, Any]:
 
 
 class _Link:
-    """A socket's request on the bus, made anew after the stage was lost."""
+    """A socket's request on the bus, made anew where its replica was lost or is to go."""
 
     def __init__(self, client: BusClient, pipeline: Pipeline, terms: Terms, params: dict[str, Any]) -> None:
         self._client = client
@@ -191,21 +194,13 @@ class _Link:
         stage = next(edge.target for edge in pipeline.edges if edge.source_port == OBSERVATION)
         self._params = {stage: params} if params else {}
         self._call: Request | None = None
+        self.deadline_s: float | None = None
+        """Of each message, as the policy's stage has told."""
 
     @property
     def is_open(self) -> bool:
         """There is a request that has not ended, so far as is known."""
         return self._call is not None and not self._call.is_over
-
-    async def open(self) -> bytes:
-        """Begin; returns the frame with the policy's metadata.
-
-        Raises:
-            OmniBusError: there is no room, or no policy.
-        """
-        self.close()
-        self._call = await self._client.submit(self._pipeline.name, [ACTIONS], self._params, **self._terms)
-        return messages.metadata_of(await self.ask(messages.OPEN))
 
     async def tell(self, record: Record) -> None:
         """Send what isn't answered.
@@ -216,18 +211,37 @@ class _Link:
         assert self._call is not None
         await self._call.send(OBSERVATION, record)
 
-    async def ask(self, record: Record) -> Payload:
-        """Send a message and wait for its answer.
+    async def ask(self, record_of: Callable[[], Record], on_new: Callable[[], None]) -> Payload:
+        """Send a message and wait for its answer. A replica that lets go of the request has not taken it: another does.
+
+        Args:
+            record_of: returns the message, asked anew for each replica.
+            on_new: called before that where the replica knows nothing of the socket yet.
 
         Raises:
-            OmniBusError: the request has ended so.
+            OmniBusError: there is no room or no policy, or the request has ended so.
         """
-        await self.tell(record)
-        assert self._call is not None
-        async for event in self._call:
-            if isinstance(event, Item):
-                return event.payload
-        raise StageFailed("the policy's stage ended the connection")
+        for _ in range(MAX_MOVES):
+            if not self.is_open:
+                self._call = await self._submitted()
+                on_new()
+            assert self._call is not None
+            await self.tell(record_of())
+            async for event in self._call:
+                if isinstance(event, Item):
+                    return event.payload
+        raise Unavailable("the policy's replicas let go of every connection", is_retry_safe=True)
+
+    async def _submitted(self) -> Request:
+        former = "" if self._call is None else self._call.id
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._client.submit(
+                    self._pipeline.name, [ACTIONS], self._params, former=former, **self._terms
+                )
+        except TimeoutError:
+            what = f"no policy was to be had within {self.deadline_s:.3f} s, hold or stop the robot"
+            raise DeadlineExceeded(f"the policy missed its deadline: {what}") from None
 
     def close(self) -> None:
         """End the request; harmless without one."""
@@ -277,11 +291,12 @@ class _Conversation:
 
         A client that leaves, or a server that stops, is not kept waiting: the inbox says so.
         """
-        opening = asyncio.create_task(self._link.open())
+        opening = asyncio.create_task(self._link.ask(lambda: messages.OPEN, self._sessions.restart))
         try:
             await asyncio.wait([opening, reading, stopping], return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
-                await self._send(opening.result())
+                metadata, self._link.deadline_s = messages.welcome_of(opening.result())
+                await self._send(metadata)
         except OmniBusError as error:
             await self._send(messages.UNAVAILABLE)
             await self._hush(reading)
@@ -354,10 +369,11 @@ class _Conversation:
             if self._link.is_open:
                 await self._link.tell(messages.RESET)
             return messages.RESET_ANSWER
-        if not self._link.is_open:
-            self._sessions.reset()  # whatever the lost stage knew
-            await self._link.open()
-        answer = messages.answer_of(await self._link.ask(messages.observation_of(received, self._sessions)))
+
+        def observation() -> Record:
+            return messages.observation_of(received, self._sessions, perf_counter() - began_at)
+
+        answer = messages.answer_of(await self._link.ask(observation, self._sessions.restart))
         timing = self._timing(answer.timing, began_at) if self._profile.has_timing else None
         return messages.actions_frame(answer, is_bare=self._profile.is_bare, server_timing=timing)
 

@@ -46,6 +46,10 @@ class Sessions:
         self._current = session
         return Turn(session, is_first, forget)
 
+    def restart(self) -> None:
+        """Their states are gone: each begins anew, and who names none goes on with the current one."""
+        self._seen.clear()
+
     def reset(self) -> None:
         """Forget all of them, the current one too."""
         self._current = None

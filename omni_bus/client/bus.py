@@ -430,6 +430,7 @@ class BusClient:
         prefix: tuple[int, ...] = (),
         session: str = "",
         wants_metrics: bool = False,
+        former: RequestId = "",
     ) -> Request:
         """Run a request; returns when it is admitted.
 
@@ -446,6 +447,7 @@ class BusClient:
             prefix: of the prompt, for replicas that have it cached (`omni_bus.wire.prefix`).
             session: requests with the same name and key stay with their replicas.
             wants_metrics: the ends of outputs say what the stages did, as ``detail["metrics"]``.
+            former: a request whose place this one takes, since its stages ended it before its time.
 
         Raises:
             Refused, BadInput, DeadlineExceeded: see `Request.admitted`.
@@ -466,6 +468,7 @@ class BusClient:
             prefix=prefix,
             session=session,
             wants_metrics=wants_metrics,
+            former=former,
         )
         self.perform(self.core.submit(submit, params or {}, self._driver.now))
         await request.admitted()

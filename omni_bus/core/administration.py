@@ -154,14 +154,14 @@ class Administration:
         return gone
 
     def arrange(self, args: dict[str, Any]) -> tuple[set[str], set[str]]:
-        """Take a new arrangement; return the replicas that are to sleep no longer, and those drained or not as before.
+        """Take a new arrangement; return the replicas that are to sleep no longer, and those kept or not as before.
 
         Raises:
             BadInput: it is malformed.
         """
         former, self._arrangement = self._arrangement, _convert(args, Arrangement, "arrange")
         woken = former.asleep.keys() - self._arrangement.asleep.keys()
-        return woken, set(former.drained ^ self._arrangement.drained)
+        return woken, _all_kept(former) ^ _all_kept(self._arrangement)
 
     # --- what is told of it -------------------------------------------------------------------------------
 
@@ -254,6 +254,10 @@ class Administration:
         drain = self._drains.pop(number)
         result = {"outstanding": left, "has_cut": drain.has_cut}
         return [DropTimer(("drain", number)), Send(drain.asker, AdminReply(drain.call, result))]
+
+
+def _all_kept(arrangement: Arrangement) -> set[str]:
+    return {*arrangement.drained, *arrangement.asleep}
 
 
 def returning(restarting: Iterable[str], asleep: Iterable[str], is_waited_for: Callable[[str], bool]) -> frozenset[str]:

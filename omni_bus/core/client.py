@@ -223,10 +223,9 @@ class ClientCore:
     def on_coordinator_silent(self) -> list[ClientEffect]:
         """The coordinator answers no heartbeats: nobody waits for it any longer, and admitted requests go on.
 
-        Call it with each heartbeat while that lasts, and `on_coordinator_heard` with whatever comes from it.
+        Call it with each heartbeat while that lasts, and `on_coordinator_heard` with whatever comes from it. A request
+        that ran when it fell silent may have been rerouted since, and wait for its successor.
         """
-        if self._is_coordinator_silent:
-            return []
         self._is_coordinator_silent = True
         waiting = [call for call in self._calls.values() if call.route is None]
         effects = self._end_unanswered("the coordinator does not answer", waiting)

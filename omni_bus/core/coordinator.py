@@ -136,7 +136,7 @@ class CoordinatorCore:
             requests=self._requests,
             tombstones=self._tombstones,
         )
-        self._recovery = Recovery(self._intake.bindable, self._absences)
+        self._recovery = Recovery(self._intake.missing, self._absences)
         self._lifecycle = Lifecycle(
             self._requests,
             self._membership,
@@ -343,8 +343,10 @@ class CoordinatorCore:
         known = self._membership.get(sender)
         is_new, was_ready = known is None, known is not None and known.is_ready
         actor = self._membership.join(hello, now)
+        if is_new:
+            self._rests.on_join(actor)
         self._absences.join(actor)
-        effects.append(self._welcome(hello.peer))
+        effects.append(self._welcome(hello.peer, is_new=is_new))
         if is_new:
             effects.append(SetTimer(("alive", hello.peer.actor), now + self._patience_s - self._heartbeat_s))
         # Its `Ready` may have been lost with a connection: then this is the first that is heard of it.
@@ -366,9 +368,9 @@ class CoordinatorCore:
         effects += self._breaks.on_hello(actor, now) + self._lifecycle.resume(now)
         return effects + (self._lifecycle.run_held(now) if is_new or not was_ready else [])
 
-    def _welcome(self, peer: Peer) -> Send:
-        is_drained = self._administration.is_drained(peer.actor)
-        return Send(peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s, is_drained))
+    def _welcome(self, peer: Peer, *, is_new: bool = False) -> Send:
+        is_drained = bool(self._administration.kept(peer.actor))
+        return Send(peer, Welcome(PROTOCOL_VERSION, self._me, self._heartbeat_s, is_drained, is_new))
 
     def _report_ready(self, actor: Actor, now: float) -> Report:
         """The actor can be bound from now on; its supervisor reads this."""

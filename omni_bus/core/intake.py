@@ -96,12 +96,27 @@ class Intake:
         if any(self._administration.is_awaited(name) for name in names):
             return None
         replicas = {name: self.bindable(name) for name in names}
-        missing = [name for name, found in replicas.items() if not found]
-        for name in missing:
-            is_waking = self._administration.is_waking(self._membership.replicas(name))
-            if not is_waking and not self._administration.is_coming_back(name):
-                raise self._absences.unavailable(name, now)
-        return None if missing else replicas
+        if all(replicas.values()):
+            return replicas
+        missing = self.missing(edges)
+        if missing is not None:
+            raise self._absences.unavailable(missing, now)
+        return None
+
+    def missing(self, edges: Iterable[RouteEdge]) -> str | None:
+        """Return a stage that has no replica which may be bound, and none that is coming back; None if there is none.
+
+        Without one, a request may have its turn: it runs, or is held until those that come back are here.
+        """
+        names = needed_stages(edges)
+        if any(self._administration.is_awaited(name) for name in names):
+            return None
+        return next((name for name in names if not self.bindable(name) and not self._is_coming_back(name)), None)
+
+    def _is_coming_back(self, stage: str) -> bool:
+        """Whether requests wait for a stage, however long it takes: a replica wakes, or is arranged to return."""
+        is_waking = self._administration.is_waking(self._membership.replicas(stage))
+        return is_waking or self._administration.is_coming_back(stage)
 
     def _used(self, submit: Submit) -> OmniBusError:
         """Return the error for an id that is known: who repeats what ended was not there to be told."""

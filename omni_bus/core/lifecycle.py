@@ -88,7 +88,7 @@ class Lifecycle:
         return effects + self.settle(request, entry, now) + resumed
 
     def resume(self, now: float) -> list[Common]:
-        """Offer those for admission again whose stages all have a replica now."""
+        """Offer those for admission again whose stages all have a replica now, or one that is coming back."""
         effects: list[Common] = []
         for request, entry in self._recovery.take_ready():
             effects += [DropTimer(("recover", request)), *self._offer_again(request, entry, now)]
@@ -127,7 +127,9 @@ class Lifecycle:
         try:
             entry = self._intake.accept(actor.peer, submit, now)
             admission = self._admission[submit.pipeline]
-            offer = admission.offer(submit, None if entry.deadline is None else entry.deadline - now, now)
+            entry.is_moved = self._follow(actor, submit)
+            timeout_s = None if entry.deadline is None else entry.deadline - now
+            offer = admission.offer(submit, timeout_s, now, is_back=entry.is_moved)
         except OmniBusError as error:
             self.ended["rejected"] += 1
             fields = {"request": submit.request, "pipeline": submit.pipeline, "outcome": "rejected", "code": error.code}
@@ -140,6 +142,15 @@ class Lifecycle:
         if offer.pushed_out is not None:
             effects += self.end_early(offer.pushed_out, admission.overloaded(), now)
         return effects + (self._run(submit.request, entry, now) if offer.may_run else [])
+
+    def _follow(self, actor: Actor, submit: Submit) -> bool:
+        """Whether a submit gets the place of its former request, which nobody else does."""
+        former = self._requests.get(submit.former)
+        if former is None or former.client != actor.peer or former.state is not State.RUNNING or former.is_followed:
+            return False
+        had = (former.submit.pipeline, former.submit.key, former.submit.priority)
+        former.is_followed = had == (submit.pipeline, submit.key, submit.priority)
+        return former.is_followed
 
     def _on_repeated(self, submit: Submit, entry: Request) -> list[Common]:
         """Its client has not heard of a live request, and wants the answer to this attempt."""

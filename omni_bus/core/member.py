@@ -91,6 +91,8 @@ class Member:
         self.is_ready = False
         self.level = 0
         """At which the engine sleeps; 0 is awake."""
+        self.next_level = 0
+        """At which it is told to sleep; a hello says so, lest a new coordinator, which has not told it, binds to it."""
         self.is_drained = False
         """This replica gets nothing new, so that it can be restarted or removed."""
         self._role: Role = role
@@ -105,6 +107,8 @@ class Member:
         self._broken: dict[Peer, Broken] = {}
         """The last break of each connection of ours that the coordinator was told of and has not answered yet."""
         self._num_breaks = 0
+        self._told_links: frozenset[Peer] = frozenset()
+        """Whom the last hello named as linked to."""
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._beat_at = 0.0
         self._num_unanswered = 0
@@ -187,13 +191,8 @@ class Member:
         """
         self._num_unanswered = 0
         match frame:
-            case Welcome(heartbeat_s=heartbeat_s, is_drained=is_drained):
-                self.is_drained = is_drained
-                if heartbeat_s == self._heartbeat_s:
-                    return []
-                self._heartbeat_s = heartbeat_s
-                # Counted from the last beat: the coordinator's patience runs from then too.
-                return [SetTimer(_BEAT, self._beat_at + heartbeat_s)]
+            case Welcome():
+                return self._on_welcome(frame, now)
             case Refused(error=error):
                 return [Leave(from_info(error))]
             case Introduce():
@@ -209,6 +208,18 @@ class Member:
                 self._broken.pop(peer, None)
                 return [Forget(peer)]
 
+    def _on_welcome(self, welcome: Welcome, now: float) -> list[Common]:
+        self.is_drained = welcome.is_drained
+        effects: list[Common] = []
+        if welcome.heartbeat_s != self._heartbeat_s:
+            self._heartbeat_s = welcome.heartbeat_s
+            # Counted from the last beat: the coordinator's patience runs from then too.
+            effects.append(SetTimer(_BEAT, self._beat_at + welcome.heartbeat_s))
+        # The hello may have been under way for long: who was linked to since may have been lost without a word to us.
+        if welcome.is_new and not self._told_links.issuperset(self._links()):
+            effects.append(self._to_coordinator(self._introduction(now)))
+        return effects
+
     def _introduce(self, now: float) -> list[Common]:
         """Say hello, and repeat what a coordinator may not have heard."""
         return [self._to_coordinator(frame) for frame in (self._introduction(now), *self._broken.values())]
@@ -216,7 +227,8 @@ class Member:
     def _introduction(self, now: float) -> Hello | Stalled:
         if self._stalled_s:
             return Stalled(self.me, self._stage, self._replica, self._stalled_s)
-        live = self._live()
+        live, links = self._live(), self._links()
+        self._told_links = frozenset(links)
         return Hello(
             PROTOCOL_VERSION,
             self.me,
@@ -227,11 +239,14 @@ class Member:
             tuple(running.route for running in live),
             tuple(round(max(0.0, now - running.since), 3) for running in live),
             tuple(running.received for running in live),
-            tuple(peer for peer in self._linked() if peer != self.coordinator),
+            links,
             self._context_length,
-            self.level,
+            self.level or self.next_level,
             dict(self._ranges),
         )
+
+    def _links(self) -> tuple[Peer, ...]:
+        return tuple(peer for peer in self._linked() if peer != self.coordinator)
 
     def _to_coordinator(self, frame: ControlFrame) -> Send:
         return Send(self.coordinator, frame)

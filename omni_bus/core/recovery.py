@@ -17,7 +17,7 @@ from omni_bus.errors import OmniBusError, RequestCancelled, StageLost, from_info
 from omni_bus.ids import RequestId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from omni_bus.core.absence import Absences
     from omni_bus.core.effects import Common
@@ -93,12 +93,13 @@ class Recovery:
     """Requests that wait, in order and not for long, for a replica of a stage that has lost its last one.
 
     Args:
-        replicas: a stage's replicas that may be bound.
+        missing: a stage that these edges touch which has no replica that may be bound or is coming back, if there is
+            one. For a stage whose replica is coming back, nobody waits here: that may take long, and blames nobody.
         absences: which stages have no hope.
     """
 
-    def __init__(self, replicas: Callable[[str], Sequence[Actor]], absences: Absences) -> None:
-        self._replicas = replicas
+    def __init__(self, missing: Callable[[Iterable[RouteEdge]], str | None], absences: Absences) -> None:
+        self._missing = missing
         self._absences = absences
         self._waiting: dict[RequestId, Request] = {}
 
@@ -115,15 +116,15 @@ class Recovery:
         return has_time and not self._absences.is_degraded(stage) and not self._absences.is_asleep(stage)
 
     def is_ready(self, entry: Request) -> bool:
-        """Whether each of its stages has a replica."""
-        return self._missing(entry) is None
+        """Whether each of its stages has a replica, or one that is coming back."""
+        return self._missing(entry.edges) is None
 
     def leave(self, request: RequestId) -> None:
         """Forget a request; unknown ones are ignored."""
         self._waiting.pop(request, None)
 
     def take_ready(self) -> list[tuple[RequestId, Request]]:
-        """Take those whose stages all have a replica now."""
+        """Take those that are ready."""
         ready = [(request, entry) for request, entry in self._waiting.items() if self.is_ready(entry)]
         for request, _ in ready:
             del self._waiting[request]
@@ -141,7 +142,7 @@ class Recovery:
     def error_after_wait(self, request: RequestId, now: float) -> OmniBusError | None:
         """Return what a request that waited in vain ends with: the loss behind it if it is a successor."""
         entry = self._waiting.get(request)
-        missing = None if entry is None else self._missing(entry)
+        missing = None if entry is None else self._missing(entry.edges)
         if entry is None or missing is None:
             return None
         if entry.cause is None:
@@ -149,7 +150,3 @@ class Recovery:
         error = from_info(entry.cause)
         error.message += f", and none came in its place within {MAX_WAIT_S:g} s"
         return error
-
-    def _missing(self, entry: Request) -> str | None:
-        stages = needed_stages(entry.edges)
-        return next((stage for stage in stages if not self._replicas(stage)), None)

@@ -79,6 +79,10 @@ class Request(msgspec.Struct):
     """Until then it waits for a replica; None before it ever had to."""
     cause: ErrorInfo | None = None
     """Of a successor: the loss that it recovers from."""
+    is_moved: bool = False
+    """It gets the place of a former request, which its stages let go of."""
+    is_followed: bool = False
+    """It is such a former request; one other gets its place."""
     has_client_left: bool = False
     """The client said goodbye: nothing can be sent to it."""
     stats: dict[str, RequestStats] = {}
@@ -87,7 +91,7 @@ class Request(msgspec.Struct):
     @property
     def is_back(self) -> bool:
         """It had its turn before, and lost its place through no fault of its own."""
-        return self.cause is not None or self.recover_by is not None
+        return self.cause is not None or self.recover_by is not None or self.is_moved
 
     def move(self, event: str) -> None:
         """Take a transition; the end keeps the last state."""

@@ -50,6 +50,12 @@ class Resting:
 
     def go_on(self) -> list[Common | SetLevel]:
         """Carry out what waits; to be called whenever the last request may have left."""
+        effects = self._next()
+        orders = (*self._current.values(), *self._waiting.values())
+        self._member.next_level = max((order.level for order in orders), default=0)
+        return effects
+
+    def _next(self) -> list[Common | SetLevel]:
         if self._current or not self._waiting:
             return []
         wanted, level = next(iter(self._waiting.values())).level, self._member.level

@@ -65,6 +65,8 @@ class Rests:
         self._num_orders = 0
         self._due: dict[str, None] = {}
         """Replicas to compare with the arrangement."""
+        self._left: dict[str, Actor] = {}
+        """The last of each name that left with an order unanswered."""
 
     def begin(self, asker: Peer, call: int, args: dict[str, Any], now: float) -> list[Common]:
         """Tell replicas to sleep or wake.
@@ -162,11 +164,19 @@ class Rests:
         told: list[Common] = [] if is_told else [Report("replica does not wake", {"name": name, "error": why})]
         return [*told, SetTimer(("rest", str(number)), now + pause_s)]
 
+    def on_join(self, actor: Actor) -> None:
+        """An actor is new here, or was taken for gone: then an order may be on its way to it still."""
+        former = self._left.pop(actor.peer.actor, None)
+        if former is not None and former.peer == actor.peer:
+            actor.level, actor.told = former.level, former.told
+
     def on_leave(self, actor: Actor) -> list[Common]:
         """A replica is gone, or whoever asked."""
         effects: list[Common] = []
         name = actor.peer.actor
         self._due.pop(name, None)
+        if actor.told:
+            self._left[name] = actor
         for number, order in list(self._orders.items()):
             if order.asker == actor.peer:
                 del self._orders[number]

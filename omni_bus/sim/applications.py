@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from omni_bus.core.effects import Admitted, Answered, Deliver, Ended, PortEnded, Writable
 from omni_bus.core.pipeline import IN, OUT
+from omni_bus.core.recovery import needed_stages
 from omni_bus.errors import StageLost, Unavailable
 from omni_bus.sim.ledger import Violation
 from omni_bus.sim.scenario import sources
@@ -101,7 +102,9 @@ class Application:
                 raise Violation(f"unknown effect {effect}")
 
     def _may_be_refused(self, run: _Run, error: Unavailable) -> bool:
-        """Whether a stage was not ready yet, or is one that sleeps with requests refused."""
+        """Whether a stage was not ready yet, or sleeps with requests refused, or a way was slow."""
+        if self._process.member.is_coordinator_silent and self._world.may_seem_silent(self._process.name):
+            return True
         supervisor, plan = self._world.supervisor, self._world.scenario.stages.get(error.stage)
         has_slept = supervisor is not None and plan is not None and error.stage in supervisor.slept
         return run.may_be_refused or (has_slept and plan is not None and plan.while_asleep == "refuse")
@@ -144,13 +147,21 @@ class Application:
     def _check_loss(self, request: RequestId, run: _Run, error: OmniBusError | None) -> None:
         """Where nothing but stages fail, no user hears of a loss that could have been mended.
 
+        None can be while the request also needs a stage that is gone for good: it would only wait to be refused.
+
         Raises:
             Violation: one did.
         """
         is_mendable = isinstance(error, StageLost) and error.is_retry_safe and not run.num_outputs
+        is_mendable = is_mendable and not self._needs_what_is_gone(run.plan)
         kinds = {fault.kind for fault in self._world.scenario.faults}
         if is_mendable and kinds <= {"kill_stage", "hang"} and not self._world.was_rerouted(request):
             raise Violation(f"{request} ended with {error} though it had put nothing out")
+
+    def _needs_what_is_gone(self, plan: RequestPlan) -> bool:
+        supervisor = self._world.supervisor
+        stages = needed_stages(self._world.scenario.pipelines[plan.pipeline].needed(plan.outputs))
+        return supervisor is not None and any(supervisor.has_given_up(stage) for stage in stages)
 
     def _cancel(self, request: RequestId) -> None:
         if self._process.is_alive and self._runs.pop(request, None) is not None:

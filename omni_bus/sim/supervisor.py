@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from omni_bus.core.absence import DEGRADED
 from omni_bus.core.administration import Arrangement, returning
 from omni_bus.core.client import ClientCore
 from omni_bus.core.effects import Answered
@@ -327,6 +328,20 @@ class SupervisorProcess(MemberProcess):
             raise Violation(f"an operation was refused: {effect.error}")
         else:
             self._advance(order, effect.result)
+
+    def has_given_up(self, stage: str) -> bool:
+        """Whether every replica of a stage is dead, and was said to come back no more."""
+        replicas = [
+            process
+            for process in self.world.processes.values()
+            if isinstance(process, StageProcess) and process.stage == stage and not process.has_retired
+        ]
+        is_gone = (not process.is_alive and self._is_degraded(process.name) for process in replicas)
+        return bool(replicas) and all(is_gone)
+
+    def _is_degraded(self, name: str) -> bool:
+        outlook = self._outlooks.get(name)
+        return outlook is not None and outlook.phase == DEGRADED
 
     def check_admission(self, stages: dict[str, Any]) -> None:
         """Check a new binding.

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from omni_bus.core.coordinator import NOTHING_ARRANGED
-from omni_bus.core.member import COORDINATOR
+from omni_bus.core.member import COORDINATOR, MISSED_ANSWERS
 from omni_bus.core.membership import MISSED_HEARTBEATS
 from omni_bus.core.recovery import origin
 from omni_bus.ids import Peer, Sender
@@ -73,6 +73,8 @@ class World:
         self._links: dict[Link, float] = {}
         self._stalled: dict[Link, float] = {}
         self._cut_at: dict[Link, float] = {}
+        self._slowest_s: dict[tuple[str, str], float] = {}
+        """To or from the coordinator, by the names of both ends: the longest that a frame was under way."""
         self._lost: set[int] = set()
         """Deliveries that will not be made."""
         self._num_incarnations = 0
@@ -135,6 +137,18 @@ class World:
             and sum(fault.down_s or 0.0 for fault in faults) < 2 * heartbeat_s
         )
         return is_gentle and not any(operation.is_forced for operation in self.scenario.operations)
+
+    def may_seem_silent(self, name: str) -> bool:
+        """Whether an actor may miss answers to its heartbeats though every coordinator that lives answers at once.
+
+        No fault has to be behind it: delays have no limit, and a few in a million are long enough.
+        """
+        round_trip_s = sum(self._slowest_s.get(ends, 0.0) for ends in ((name, COORDINATOR), (COORDINATOR, name)))
+        killed = [fault for fault in self.scenario.faults if fault.kind == "kill_coordinator"]
+        down_s = sum(fault.down_s or 0.0 for fault in killed)
+        # One that dies takes an answer along, and the next beat is the first that its successor can answer.
+        beats = MISSED_ANSWERS - bool(killed)
+        return down_s + round_trip_s >= beats * self.scenario.heartbeat_s
 
     def on_report(self, event: str, name: str) -> None:
         """A coordinator says something of an actor that its supervisor reads."""
@@ -234,6 +248,9 @@ class World:
         if self._stalled:
             at = max(at, self._stalled.get(link, 0.0))
         self._links[link] = at
+        if COORDINATOR in (source.name, target.actor):
+            ends = source.name, target.actor
+            self._slowest_s[ends] = max(at - self.now, self._slowest_s.get(ends, 0.0))
         self.at(at, self._deliver, (source, target, frame, link), is_due=type(frame) is not Heartbeat)
 
     def _deliver(self, source: Process, target: Peer, frame: AnyFrame, link: Link) -> None:

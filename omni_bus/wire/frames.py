@@ -177,7 +177,7 @@ class Hello(Frame, frozen=True):
     context_length: int | None = None
     """As in `Ready`."""
     level: int = 0
-    """At which its engine sleeps; 0 is awake."""
+    """At which its engine sleeps, or was told to; 0 is awake."""
     ranges: dict[str, Range] = {}
     """As in `Ready`."""
 
@@ -186,14 +186,18 @@ class Welcome(Frame, frozen=True):
     """You are known; send a `Heartbeat` each `heartbeat_s`.
 
     Whoever submits requests gets it in answer to each of those too, and so notices a coordinator that is silent. A
-    stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, and should end soon
-    those that would last for as long as their clients like.
+    stage's replica also gets it whenever `is_drained` changes: with that it gets no new requests, for it is drained or
+    to sleep, and should end soon those that would last for as long as their clients like.
+
+    With `is_new` you were not known, or not any more, until your `Hello` came, and so were told of nobody who was lost
+    before that. Say it again if you have made links since you sent it.
     """
 
     version: int
     coordinator: Peer
     heartbeat_s: float
     is_drained: bool = False
+    is_new: bool = False
 
 
 class Refused(Frame, frozen=True):
@@ -330,6 +334,9 @@ class Submit(Frame, frozen=True):
 
     What helps to choose replicas: `tokens` that prompt and answer may come to (0: not known); `prefix`, hashes of the
     prompt's beginning (`omni_bus.wire.prefix`); `session`, whose requests stay together.
+
+    `former` is a request of the client's that its stages have let go of before its time: until the coordinator knows of
+    that, this one gets its place, whoever else waits.
     """
 
     request: RequestId
@@ -346,6 +353,7 @@ class Submit(Frame, frozen=True):
     session: str = ""
     wants_metrics: bool = False
     """As in `Route`."""
+    former: RequestId = ""
 
 
 class Admit(Frame, frozen=True):

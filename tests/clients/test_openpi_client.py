@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,12 @@ import pytest
 from openpi_client import action_chunk_broker, msgpack_numpy
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from adapters.robot.metaworld import MetaworldOptions, MetaworldPolicy
 from adapters.robot.policy import Observation
 from omni_bus.testing import make_context
-from tests.processes.conftest import environ, up  # noqa: F401 (fixtures)
+from tests.processes.conftest import environ, omni_bus, up  # noqa: F401 (fixtures)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +93,20 @@ def served_again(client: WebsocketClientPolicy) -> dict[str, Any]:
     return told
 
 
+def check_chunks_are_dealt_out(client: WebsocketClientPolicy, truth: Any) -> None:
+    broker = action_chunk_broker.ActionChunkBroker(client, action_horizon=8)
+    for row in truth:
+        assert np.allclose(broker.infer(observation(0))["actions"], row, atol=1e-5)
+
+
+def check_frames_are_the_clients_own_bytes(port: int) -> None:
+    with connect(f"ws://127.0.0.1:{port}/v1/realtime/robot/openpi", compression=None) as raw:
+        raw.recv()
+        raw.send(packb(observation(0)))
+        frame = raw.recv()
+    assert frame == packb({"actions": msgpack_numpy.unpackb(frame)["actions"]})
+
+
 def test_every_answer_is_the_policys_own_also_after_a_restart(up: Callable[..., Up], port: int) -> None:  # noqa: F811
     truth = expected(range(10))
     for name in ("first", "second"):
@@ -103,6 +120,8 @@ def test_every_answer_is_the_policys_own_also_after_a_restart(up: Callable[..., 
             assert answer["actions"].dtype == np.float32
             assert np.allclose(answer["actions"], truth[i % 10], atol=1e-5)
             assert answer["server_timing"]["batch_size"] == 1
+        check_chunks_are_dealt_out(client, truth[0])
+        check_frames_are_the_clients_own_bytes(port)
         assert deployment.stop() == 0
         with pytest.raises(ConnectionClosed):
             client.infer(observation(0))
@@ -119,6 +138,47 @@ def test_killed_policy_is_told_and_the_same_socket_is_served_again(up: Callable[
 
     assert np.allclose(told["actions"], expected(range(1))[0], atol=1e-5)
     assert client.infer({"endpoint": "reset"}) == {"status": "reset successful"}
+    assert deployment.stop() == 0
+
+
+def test_no_infer_is_lost_while_replicas_come_and_go(
+    up: Callable[..., Up],  # noqa: F811
+    omni_bus: Callable[..., Any],  # noqa: F811
+    port: int,
+) -> None:
+    truth = expected(range(10))
+    deployment = up(TOML.replace("PORT", str(port)), *QUIET, "-o", "stages.policy.replicas=2")
+    deployment.wait_for("ready")
+    is_over = threading.Event()
+
+    def drive() -> int:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        count = 0
+        while not is_over.wait(0.02):
+            assert np.allclose(client.infer(observation(count % 10))["actions"], truth[count % 10], atol=1e-5)
+            count += 1
+        return count
+
+    def order(*words: str) -> None:
+        done = omni_bus(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    with ThreadPoolExecutor(4) as robots:
+        driven = [robots.submit(drive) for _ in range(4)]
+        try:
+            # One after the other, then one for good, then the only one that is left, for which they wait.
+            for words in (("restart", "policy"), ("scale", "policy=1"), ("restart", "policy")):
+                order(*words, "--timeout", "20")
+        finally:
+            is_over.set()
+        assert all(robot.result() for robot in driven)
+
+    client = WebsocketClientPolicy("127.0.0.1", port)
+    order("drain", "policy.0", "--timeout", "20")  # it waits for no robot that stays connected
+    with pytest.raises(RuntimeError, match=r"Internal inference error: .*policy\.0: drained"):
+        client.infer(observation(0))
+    order("drain", "--undo", "policy.0")
+    assert np.allclose(WebsocketClientPolicy("127.0.0.1", port).infer(observation(0))["actions"], truth[0], atol=1e-5)
     assert deployment.stop() == 0
 
 
@@ -157,23 +217,3 @@ def test_hung_policy_is_told_and_replaced_under_the_same_socket(
     assert deployment.stop() == 0
     told_of = [event for event in deployment.events if event.get("process") == "policy.0"]
     assert len({event["pid"] for event in told_of if "pid" in event}) == 2
-
-
-def test_chunks_are_dealt_out_and_frames_are_the_clients_own_bytes(up: Callable[..., Up], port: int) -> None:  # noqa: F811
-    deployment = up(TOML.replace("PORT", str(port)), *QUIET)
-    deployment.wait_for("ready")
-    client = WebsocketClientPolicy("127.0.0.1", port)
-    broker = action_chunk_broker.ActionChunkBroker(client, action_horizon=8)
-    (truth,) = expected(range(1))
-    for row in truth:
-        assert np.allclose(broker.infer(observation(0))["actions"], row, atol=1e-5)
-
-    from websockets.sync.client import connect
-
-    with connect(f"ws://127.0.0.1:{port}/v1/realtime/robot/openpi", compression=None) as raw:
-        raw.recv()
-        raw.send(packb(observation(0)))
-        frame = raw.recv()
-    assert frame == packb({"actions": msgpack_numpy.unpackb(frame)["actions"]})
-    assert deployment.stop() == 0
-    assert Path(f"/proc/{deployment.process.pid}").exists() is False

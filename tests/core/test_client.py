@@ -361,6 +361,19 @@ def test_admitted_request_goes_on_without_a_coordinator(running):
     assert running.on_frame(LLM.sender, Chunk("r", 1, 0, A), 0.0) == [Deliver("r", "text", A)]
 
 
+def test_request_that_is_rerouted_while_the_coordinator_is_silent_waits_for_one_more_beat(running):
+    """Only beats and their answers count: a word of a loss came, of one that has not heard from us for as long."""
+    assert running.on_coordinator_silent() == []
+    assert from_coordinator(running, REROUTE) == []
+
+    effects = running.on_coordinator_silent()
+
+    (error,) = ended(effects)
+    assert (type(error), error.is_retry_safe) == (Unavailable, True)
+    assert effects[-1] == Send(COORDINATOR, Cancel("r.2", "no longer wanted"))
+    assert running.num_live == 0
+
+
 def test_silent_coordinator_is_not_asked_until_it_is_heard(core):
     core.on_coordinator_silent()
 

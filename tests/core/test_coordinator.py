@@ -570,6 +570,40 @@ def test_requests_beyond_the_limits_wait_then_are_refused():
     assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
 
 
+def test_who_was_let_go_keeps_the_place_until_the_stage_has_said_so():
+    """The client hears of it from the stage, and may ask again before the coordinator has heard."""
+    deployment = Deployment(max_in_flight=1, max_queued=1)
+    deployment.join(LLM, VOICE, GATEWAY)
+    deployment.submit("a")
+    deployment.submit("waits")
+    deployment.submit("b", former="a")
+    deployment.submit("c", former="a")
+    deployment.submit("d", former="unknown")
+    deployment.submit("e", former="waits")
+    assert [frame.request for frame in deployment.to(GATEWAY, Reject)] == ["c", "d", "e"]
+
+    deployment.to(GATEWAY, Admit)
+    deployment.frame(LLM, Done("a"))
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["b"]
+    deployment.frame(LLM, Done("b"))
+    assert [admit.route.request for admit in deployment.to(GATEWAY, Admit)] == ["waits"]
+    deployment.frame(LLM, Done("waits"))
+    assert deployment.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("client", "fields"),
+    [(GATEWAY, {"priority": 1}), (GATEWAY, {"key": "somebody"}), (Peer("gateway.1", 7, "o"), {})],
+)
+def test_place_is_kept_only_for_the_same_caller_with_the_same_priority(client, fields):
+    deployment = Deployment(max_in_flight=1, max_queued=0)
+    deployment.join(LLM, VOICE, *{GATEWAY, client})
+    deployment.submit("a")
+    deployment.frame(client, Submit("b", "chat", ("text",), former="a", **fields))
+
+    assert codes(deployment.to(client, Reject)) == ["overloaded"]
+
+
 def test_callers_own_limit_is_told_from_the_pipelines():
     deployment = Deployment(max_in_flight=1, max_queued=2, quotas={"small": Quota(max_queued=0)})
     deployment.join(LLM, VOICE, GATEWAY)
@@ -813,6 +847,29 @@ def test_successor_of_a_degraded_stage_is_refused_at_once(up):
     assert reject.error.retry_after_s == 60.0
     up.submit("s")
     assert codes(up.to(GATEWAY, Reject)) == ["unavailable"]
+
+
+@pytest.mark.parametrize("others", [(), (SECOND,)], ids=["degraded", "another serves"])
+def test_who_lost_one_stage_is_told_at_once_where_another_is_degraded(up, others):
+    """That one had done its part and left; it came back, died, and comes no more."""
+    up.join(SUPERVISOR, *others)
+    up.submit("r", outputs=("audio",))
+    up.frame(LLM, Done("r"))
+    up.frame(LLM, Goodbye(is_settled=True))
+    up.join(again := msgspec.structs.replace(LLM, incarnation=77))
+    up.frame(SUPERVISOR, Lost(again))
+    up.frame(SUPERVISOR, Outlook("llm.0", "llm", 0, "degraded", "exit code 70", 60.0))
+    assert up.to(GATEWAY, Failed) == []
+
+    up.frame(SUPERVISOR, Lost(VOICE))
+
+    if others:
+        assert [reroute.successor for reroute in up.to(GATEWAY, Reroute)] == ["r.2"]
+        return
+    (failed,) = up.to(GATEWAY, Failed)
+    assert (failed.error.code, failed.error.stage, failed.error.is_retry_safe) == ("stage_lost", "voice", True)
+    assert up.to(GATEWAY, Reroute) == []
+    assert up.is_clean()
 
 
 def test_only_a_supervisor_tells_of_replicas(up):

@@ -11,6 +11,7 @@ from omni_bus.core.adoption import MAX_ROUTES
 from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.recovery import MAX_WAIT_S
 from omni_bus.errors import BadInput
 from omni_bus.ids import Peer
 from omni_bus.wire.frames import (
@@ -313,6 +314,20 @@ def test_replica_is_told_that_it_is_drained_once_it_is_and_again_when_it_says_he
     assert [told(who) for who in (LLM, LLM_1, VOICE)] == [[False], [], [False]]
 
 
+def test_replica_that_is_to_sleep_is_told_as_one_that_is_drained(up):
+    def told():
+        return [welcome.is_drained for welcome in up.to(LLM, Welcome)]
+
+    told()
+    up.arrange(asleep={"llm.0": 1})
+    assert told() == [True]
+    up.arrange(asleep={"llm.0": 2}, drained=["llm.0"])
+    up.arrange(drained=["llm.0"])
+    assert told() == []
+    up.arrange()
+    assert told() == [False]
+
+
 def test_new_coordinator_tells_the_drained(up):
     deployment = Deployment(arrangement=Arrangement(drained=frozenset({"llm.0"})))
     deployment.join_all()
@@ -513,6 +528,82 @@ def test_after_a_restart_that_fails_nobody_waits_for_long(up):
 
     assert up.rejected().keys() == {"a", "b"}
     assert up.is_clean()
+
+
+LLMS = ["llm.0", "llm.1"]
+COMING_BACK = {
+    "they sleep and are waited for": {"asleep": dict.fromkeys(LLMS, 1), "returning": LLMS},
+    "a person restarts them": {"drained": LLMS, "returning": LLMS},
+    "they wake": {},
+}
+"""How it is arranged that the two replicas of llm are not here, and will be some time."""
+
+
+@pytest.fixture(params=COMING_BACK)
+def coming_back(request, up) -> dict[str, Any]:
+    """Arrange that requests wait for llm, however long it takes; return the arrangement."""
+    if not COMING_BACK[request.param]:
+        up.arrange(asleep=dict.fromkeys(LLMS, 1))
+        up.admin("rest", actors=LLMS, level=1)
+        for who in (LLM, LLM_1):
+            up.say(who, Rested(1, level=1))
+        assert up.reply() == {"failed": {}}
+    up.arrange(**COMING_BACK[request.param])
+    return COMING_BACK[request.param]
+
+
+def loses_voice(up: Deployment, coming_back: dict[str, Any]) -> None:
+    """The other stage's only replica leaves, and who is held hears of it, by whatever is arranged next."""
+    up.say(VOICE, Goodbye(is_settled=True))
+    up.arrange(**coming_back)
+    assert ("recover", "a") in up.timers
+
+
+def is_back(up: Deployment) -> None:
+    """What `coming_back` has taken away serves again."""
+    up.arrange()
+    for who in (LLM, LLM_1):
+        for rest in up.to(who, Rest):
+            up.say(who, Rested(rest.number, level=rest.level))
+
+
+def test_who_waits_for_what_comes_back_has_no_limit_from_the_loss_of_another_stage(up, coming_back):
+    """The lost one is here again long before; for the other one its turn had come without that loss."""
+    up.submit("a", outputs=("audio",))
+    loses_voice(up, coming_back)
+
+    up.join(peer("voice.0", 2))
+    assert ("recover", "a") not in up.timers
+    up.now += 2 * MAX_WAIT_S
+    assert (up.bound(), up.rejected()) == ({}, {})
+
+    is_back(up)
+    assert [replicas[1] for replicas in up.bound().values()] == ["voice.0"]
+
+
+def test_who_waited_in_vain_is_told_of_the_lost_stage_not_of_one_that_comes_back(up, coming_back):
+    up.submit("a", outputs=("audio",))
+    loses_voice(up, coming_back)
+
+    up.is_due(("recover", "a"))
+
+    assert up.rejected() == {"a": "stage 'voice' has no replica that can serve (voice.0: lost, goodbye)"}
+    assert up.core.num_live == 0
+
+
+def test_successor_waits_for_what_comes_back_as_others_do(up):
+    """It lost one stage, and the other one is put to sleep before that is here again."""
+    up.submit("a", outputs=("audio",))
+    up.say(LLM, Done("a"))
+    up.arrange(asleep=dict.fromkeys(LLMS, 1), returning=LLMS)
+    up.say(VOICE, Goodbye())
+    assert [reroute.successor for reroute in up.to(GATEWAY, Reroute)] == ["a.2"]
+
+    up.join(peer("voice.0", 2))
+    assert ("recover", "a.2") not in up.timers
+    up.arrange()
+
+    assert list(up.bound().values())[-1] == ["llm.0", "voice.0"]
 
 
 def test_those_that_wait_are_bounded_by_the_limits():

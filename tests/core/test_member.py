@@ -63,6 +63,24 @@ def test_welcome_tells_whether_this_replica_is_drained(member):
         assert member.is_drained == is_drained
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_welcome_of_a_newcomer_is_answered_with_a_hello_if_that_would_name_more_links(is_new):
+    links: list[Peer] = [COORDINATOR]
+    member = Member(ME, "stage", COORDINATOR, stage="llm", linked=lambda: links)
+    welcome = Welcome(PROTOCOL_VERSION, COORDINATOR, FIRST_HEARTBEAT_S, False, is_new)
+    member.start(0.0)
+    assert member.on_frame(welcome, 0.0) == []
+
+    links.append(Peer("voice.0", 3, "v"))
+
+    frames = [effect.frame for effect in member.on_frame(welcome, 0.0) if isinstance(effect, Send)]
+    told = [frame.linked for frame in frames if isinstance(frame, Hello)]
+    assert told == ([(Peer("voice.0", 3, "v"),)] if is_new else [])
+    assert member.on_frame(welcome, 0.0) == [], "it has been told"
+    links.clear()
+    assert member.on_frame(welcome, 0.0) == []
+
+
 def test_introduce_is_answered_with_what_is_true_now(member):
     member.start(0.0)
     assert member.ready() == [Send(COORDINATOR, Ready())]

@@ -95,7 +95,7 @@ class Waiting:
     def __init__(self) -> None:
         self.membership = Membership()
         self.absences = Absences(self.membership)
-        self.recovery = Recovery(self.membership.replicas, self.absences)
+        self.recovery = Recovery(lambda edges: None if self.membership.replicas("llm") else "llm", self.absences)
 
     def stage_is_ready(self) -> None:
         self.membership.join(Hello(1, LLM, "stage", "llm", is_ready=True), 0.0)

@@ -9,7 +9,7 @@ from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.core.resting import Resting
 from omni_bus.errors import BadInput
 from omni_bus.ids import Peer
-from omni_bus.wire.frames import Rest, Rested
+from omni_bus.wire.frames import Hello, Rest, Rested
 
 
 class Stage:
@@ -17,7 +17,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.is_empty = True
-        self.resting = Resting(Member(Peer("llm.0", 1, "e"), "stage", coordinator_peer("c")), lambda: self.is_empty)
+        self.member = Member(Peer("llm.0", 1, "e"), "stage", coordinator_peer("c"))
+        self.resting = Resting(self.member, lambda: self.is_empty)
 
     def gets(self, number: int, level: int) -> list[object]:
         return self.seen(self.resting.on_rest(Rest(number, level)))
@@ -87,3 +88,29 @@ def test_engine_that_broke_on_its_way_to_sleep_counts_as_asleep_until_it_was_loa
     assert stage.has_done_it(BadInput("nor does it load"), is_broken=True) == [(2, 2, "nor does it load")]
     assert stage.gets(3, 0) == [SetLevel(0)]
     assert stage.has_done_it() == [(3, 0, None)]
+
+
+def test_hello_says_that_the_engine_is_to_sleep(stage: Stage) -> None:
+    """Whoever hears it for the first time may not know who has told it, and binds nothing to it."""
+
+    def level() -> int:
+        return next(
+            e.frame.level for e in stage.member.start(1.0) if isinstance(e, Send) and isinstance(e.frame, Hello)
+        )
+
+    stage.is_empty = False
+    stage.gets(1, 1)
+    assert level() == 1, "once it is empty"
+    stage.gets(2, 0)
+    assert level() == 0, "no more"
+    stage.is_empty = True
+    stage.gets(3, 2)
+    assert level() == 2, "the engine is at it"
+    stage.has_done_it(BadInput("level: no"))
+    assert level() == 0
+    stage.gets(4, 2)
+    stage.has_done_it()
+    stage.gets(5, 0)
+    assert level() == 2, "it wakes"
+    stage.has_done_it()
+    assert level() == 0

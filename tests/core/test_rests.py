@@ -68,6 +68,30 @@ def test_answer_to_a_former_coordinator_is_taken_for_what_it_says(members: Membe
     assert (one.level, one.told) == (0, 0)
 
 
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_order_may_still_be_on_its_way_to_whoever_was_taken_for_gone(members: Membership, incarnation: int) -> None:
+    """Its hello may be older than that; a new process of its name is told nothing by the old one's connection."""
+    rests = Rests(members)
+    begin(rests, "llm.0")
+    gone = members.present("llm")[0]
+    members.leave(gone)
+    rests.on_leave(gone)
+
+    back = members.join(Hello(1, Peer("llm.0", incarnation, "e0"), "stage", "llm", 0, is_ready=True), 20.0)
+    rests.on_join(back)
+    assert back.level == (2 if incarnation == 1 else 0)
+    rests.compare("llm.0")
+    woken = rests.settle(lambda _: 0, lambda _: 0, 20.0)
+    if incarnation != 1:
+        assert woken == []
+        return
+    assert woken[0] == Send(back.peer, Rest(2, 0)), "nobody has it sleep any more"
+    assert rests.on_rested(back, Rested(1, level=2), 21.0) == [], "what it was told before"
+    assert back.level == 2
+    rests.on_rested(back, Rested(2, level=0), 22.0)
+    assert (back.level, back.told) == (0, 0)
+
+
 def test_order_to_nobody_who_can_is_answered_at_once(members: Membership) -> None:
     assert begin(Rests(members), "voice.0") == reply({"voice.0": "it is not ready"})
     assert begin(Rests(members)) == reply({})

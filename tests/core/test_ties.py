@@ -3,9 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from omni_bus.core.effects import Send
+from omni_bus.core.member import Member, coordinator_peer
 from omni_bus.core.ties import MAX_TIES
 from omni_bus.ids import Peer
-from omni_bus.wire.frames import PROTOCOL_VERSION, Hello, Lost, Outlook, Reroute
+from omni_bus.wire.frames import PROTOCOL_VERSION, AnyFrame, Goodbye, Hello, Introduce, Lost, Outlook, Reroute, Welcome
 from tests.core.test_coordinator import GATEWAY, LLM, PATIENCE_S, SUPERVISOR, VOICE, Deployment, route
 
 LLM_1 = Peer("llm.1", 4, "l1")
@@ -25,6 +27,10 @@ def hello(peer: Peer, *linked: Peer, live=()) -> Hello:
 
 def lost(deployment: Deployment, peer: Peer) -> list[Peer]:
     return [frame.peer for frame in deployment.to(peer, Lost)]
+
+
+def frames(effects) -> list[AnyFrame]:
+    return [effect.frame for effect in effects if isinstance(effect, Send)]
 
 
 def test_who_says_no_hello_in_time_is_lost(new):
@@ -103,6 +109,36 @@ def test_route_of_a_live_request_names_whom_it_may_link_to_a_moment_later():
     deployment.frame(GATEWAY, hello(GATEWAY, live=(route(),)))
 
     assert lost(deployment, GATEWAY) == [LLM]
+
+
+@pytest.mark.parametrize("is_given_up", [True, False], ids=["given up", "new coordinator"])
+@pytest.mark.parametrize("has_supervisor", [True, False])
+@pytest.mark.parametrize(("role", "name"), [("stage", "llm.0"), ("gateway", "gateway.0")])
+def test_link_made_after_a_hello_that_was_long_under_way_is_told_of(new, is_given_up, has_supervisor, role, name):
+    """Who is at its other end was lost meanwhile, of which everybody heard who was known."""
+    links: list[Peer] = []
+    me = Peer(name, 7, "me")
+    stage = "llm" if role == "stage" else ""
+    member = Member(me, role, coordinator_peer("c"), stage=stage, linked=lambda: links)
+    member.start(0.0)
+    member.ready()
+    others = [SUPERVISOR] if has_supervisor else []
+    new.join(VOICE, *others)
+    if is_given_up:
+        new.frame(me, hello(me))
+    (old,) = frames(member.on_frame(Introduce(), 0.0))
+    links.append(VOICE)
+    new.beat_until(PATIENCE_S + 1.0, VOICE, *others)
+    new.frame(*((SUPERVISOR, Lost(VOICE)) if has_supervisor else (VOICE, Goodbye())))
+    new.sent.clear()
+
+    new.frame(me, old)
+    for welcome in new.to(me, Welcome):
+        for answer in frames(member.on_frame(welcome, new.now)):
+            new.frame(me, answer)
+    new.beat_until(new.now + PATIENCE_S, me, *others)
+
+    assert lost(new, me) == [VOICE]
 
 
 def test_any_number_of_links_costs_a_bounded_table(new):

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake import FakePolicy  # type: ignore[import-not-found] (put on the path above)
 
 from actors.testing import running
+from omni_bus.client import BusClient
 from omni_bus.errors import ConfigError
 from omni_bus.media.numpy_frames import MAX_FRAME_BYTES
 
@@ -200,6 +201,15 @@ async def test_same_session_name_on_two_sockets_is_two_sessions() -> None:
     assert len(FakePolicy.forgotten) == 2
 
 
+@pytest.mark.parametrize("endpoint", ["infer", "unknown", "Reset", "", None])
+async def test_any_endpoint_but_reset_is_an_inference(endpoint: str | None) -> None:
+    async with serving() as deployment, robot(deployment) as client:
+        counts = [(await client.infer(endpoint=endpoint))[0, 0] for _ in range(2)]
+
+    assert counts == [1, 2]
+    assert "endpoint" not in FakePolicy.seen[0].values
+
+
 async def test_robots_that_ask_at_once_share_a_call_of_the_policy() -> None:
     async with serving() as deployment:
         sockets = [connect(f"ws://127.0.0.1:{deployment.port}{ROUTE}") for _ in range(5)]
@@ -351,6 +361,8 @@ BAD: list[tuple[Any, str]] = [
     ({"session_id": [1]}, "session_id: a list came (allowed: text)"),
     ({"session_id": "x" * 257}, "session_id: 257 characters came (allowed: at most 256)"),
     ({"session_id": np.zeros(2)}, "session_id: an array came (allowed: a plain value)"),
+    ({"endpoint": 5}, "endpoint: a int came (allowed: text)"),
+    ({"endpoint": np.zeros(2)}, "endpoint: an array came (allowed: a plain value)"),
     ({"seed": "x"}, "seed: x came (allowed: a whole number from 0"),
     ({"seed": -1}, "seed: -1 came"),
     ({"seed": True}, "seed: True came"),
@@ -575,6 +587,16 @@ async def test_client_that_leaves_while_the_policy_runs_frees_its_place() -> Non
             assert (await client.infer())[0, 0] == 1
 
 
+async def test_draining_gateway_answers_what_it_was_asked() -> None:
+    async with serving() as deployment, robot(deployment) as client:
+        asked = asyncio.create_task(client.infer(FakePolicy.HANGS))
+        await until(lambda: FakePolicy.batches)
+        deployment.gateway.gateway.draining.set()
+        FakePolicy.gate.set()
+        assert (await asked)[0, 0] == 1
+        assert await client.closed() == (1013, "the server is stopping")
+
+
 async def test_draining_gateway_closes_sockets_that_wait() -> None:
     async with serving() as deployment, robot(deployment) as client:
         await client.infer()
@@ -582,3 +604,138 @@ async def test_draining_gateway_closes_sockets_that_wait() -> None:
         code, reason = await client.closed()
 
     assert (code, reason) == (1013, "the server is stopping")
+
+
+# --- replicas that are to go -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def supervised(deployment: Running) -> AsyncIterator[BusClient]:
+    """Be the supervisor, which takes replicas out of service with ``arrange``."""
+    about = deployment.deployment
+    connection = BusClient.connect(
+        "supervisor", about.listen("supervisor"), about.coordinator_endpoint, role="supervisor", timeout_s=20
+    )
+    async with await connection as supervisor:
+        yield supervisor
+
+
+def num_robots(deployment: Running) -> list[int]:
+    """How many each replica has."""
+    return [len(stage._core.running) for _, stage in sorted(deployment.stages.items())]
+
+
+async def test_robots_of_a_drained_replica_go_on_with_another_as_new_sessions() -> None:
+    async with (
+        serving("replicas = 2") as deployment,
+        supervised(deployment) as supervisor,
+        robot(deployment, f"{ROUTE}?timing=1") as idle,
+        robot(deployment) as other,
+        robot(deployment) as busy,
+    ):
+        await idle.infer(session_id="a")
+        going_on = await idle.ask(observation())
+        await other.infer()
+        asked = asyncio.create_task(busy.infer(FakePolicy.HANGS))
+        await until(lambda: len(FakePolicy.batches) == 4)
+        assert sorted(num_robots(deployment)) == [1, 2]
+        drained = num_robots(deployment).index(2)
+
+        await supervisor.admin("arrange", drained=[f"policy.{drained}"])
+        await until(lambda: num_robots(deployment)[drained] == 1)  # of two, the one that is being answered stays
+        FakePolicy.gate.set()
+        assert (await asked)[0, 0] == 1
+        await until(lambda: num_robots(deployment)[drained] == 0)
+
+        moved = await idle.ask(observation())
+        assert [told["actions"][0, 0] for told in (going_on, moved)] == [2, 1]
+        assert [told["server_timing"]["is_first"] for told in (going_on, moved)] == [False, True]
+        assert FakePolicy.seen[-1].session.endswith("/a")
+        assert (await busy.infer())[0, 0] == 1
+        assert num_robots(deployment)[drained] == 0
+
+
+async def test_no_observation_is_lost_or_served_twice_while_replicas_are_drained_in_turn() -> None:
+    full = "max_in_flight = 4\nmax_queued = 0"  # a robot that moves needs the place that it leaves
+    async with serving("replicas = 2", pipeline=full) as deployment, supervised(deployment) as supervisor:
+        is_over = asyncio.Event()
+
+        async def ask(number: int) -> int:
+            """Ask until the drains are over; returns how often."""
+            count = 0
+            async with robot(deployment) as client:
+                while not is_over.is_set():
+                    count += 1
+                    assert (await client.infer(float(number)))[0, 1] == number + 2
+            return count
+
+        asking = [asyncio.create_task(ask(number)) for number in range(4)]
+        for turn in range(20):
+            await supervisor.admin("arrange", drained=[f"policy.{turn % 2}"])
+            await until(lambda turn=turn: num_robots(deployment)[turn % 2] == 0)
+        is_over.set()
+        asked = sum(await asyncio.gather(*asking))
+
+    assert len(FakePolicy.seen) == asked
+
+
+async def test_robot_whose_only_replica_is_drained_is_told_until_it_is_back() -> None:
+    async with serving() as deployment, supervised(deployment) as supervisor, robot(deployment) as client:
+        await client.infer()
+        async with robot(deployment, "/") as stock:
+            await supervisor.admin("arrange", drained=["policy.0"])
+            await until(lambda: num_robots(deployment) == [0])
+            for _ in range(2):
+                told = await client.ask(observation())
+                assert (told["message"], told["code"]) == ("Internal inference error", "unavailable")
+                assert told["detail"] == "stage 'policy' has no replica that can serve (policy.0: drained)"
+            assert (await stock.ask(observation())).startswith("Internal inference error: ")
+            assert (await stock.closed())[0] == 1011
+        async with connect(f"ws://127.0.0.1:{deployment.port}/") as refused:
+            assert "Robot policy not available" in await Robot(refused).hear()
+            assert (await Robot(refused).closed())[0] == 1013
+
+        await supervisor.admin("arrange", drained=[])
+        assert (await client.infer())[0, 0] == 1
+        async with robot(deployment, "/") as stock:
+            await stock.infer()
+
+
+async def test_observation_that_waited_too_long_for_a_replica_is_not_served() -> None:
+    """It waits for one that restarts, and what it shows is the past by then."""
+    async with (
+        serving("max_age_s = 0.001", pipeline="max_queued = 0") as deployment,
+        supervised(deployment) as supervisor,
+        robot(deployment) as client,
+    ):
+        requests = deployment.gateway.client.requests
+        await supervisor.admin("arrange", drained=["policy.0"], returning=["policy.0"])
+        await until(lambda: not requests)
+        asked = asyncio.create_task(client.ask(observation()))
+        await until(lambda: requests)
+        await asyncio.sleep(0.002)
+        await supervisor.admin("arrange", drained=[])
+        told = await asked
+
+    assert told["detail"].startswith("observation: a stale observation, ")
+    assert FakePolicy.seen == []
+
+
+async def test_missed_deadline_is_told_while_a_replica_restarts() -> None:
+    async with (
+        serving() as deployment,
+        supervised(deployment) as supervisor,
+        robot(deployment, f"{ROUTE}?deadline_ms=20") as client,
+    ):
+        requests = deployment.gateway.client.requests
+        await supervisor.admin("arrange", drained=["policy.0"], returning=["policy.0"])
+        await until(lambda: not requests)
+        told = await client.ask(observation())
+        assert told["code"] == "deadline_exceeded"
+        assert "no policy was to be had within 0.020 s, hold or stop the robot" in told["detail"]
+        assert not requests
+        await supervisor.admin("arrange", drained=[])
+        while (answer := await client.ask(observation())).get("type") == "error":
+            assert answer["code"] == "deadline_exceeded"
+
+    assert answer["actions"][0, 0] == 1

@@ -38,6 +38,15 @@ def test_reset_forgets_the_current_one_and_all_seen() -> None:
     assert sessions.infer().session == DEFAULT
 
 
+def test_sessions_whose_states_are_gone_begin_anew_under_their_names() -> None:
+    sessions = Sessions(is_multi=True)
+    names(sessions, "a", "b")
+
+    sessions.restart()
+
+    assert names(sessions, "", "a", "b") == [("b", True), ("a", True), ("b", False)]
+
+
 def test_what_is_over_is_named_once() -> None:
     sessions = Sessions(is_multi=False)
 

@@ -12,7 +12,7 @@ from omni_bus.core.coordinator import CoordinatorCore
 from omni_bus.core.effects import DropTimer, Forget, Report, Send, SetTimer
 from omni_bus.core.pipeline import Pipeline
 from omni_bus.core.quota import Quota
-from omni_bus.core.recovery import needed_stages, origin
+from omni_bus.core.recovery import origin
 from omni_bus.core.request import State
 from omni_bus.errors import ErrorInfo
 from omni_bus.ids import Peer
@@ -388,7 +388,7 @@ class Coordinator(RuleBasedStateMachine):
         assert self.core._recovery._waiting == recovering
         for request, entry in recovering.items():
             assert ("recover", request) in self.timers
-            assert any(not self.core._intake.bindable(stage) for stage in needed_stages(entry.edges))
+            assert self.core._intake.missing(entry.edges) is not None
 
     @invariant()
     def each_request_has_at_most_one_successor(self):

@@ -17,7 +17,9 @@ from omni_bus.core.adoption import Adoption
 from omni_bus.core.breaks import Breaks
 from omni_bus.core.client import ClientCore
 from omni_bus.core.coordinator import CoordinatorCore
+from omni_bus.core.member import Member
 from omni_bus.core.pipeline import Pipeline
+from omni_bus.core.recovery import Recovery, needed_stages
 from omni_bus.core.rests import Rests
 from omni_bus.core.stage import EngineShape, StageCore
 from omni_bus.core.ties import Ties
@@ -27,7 +29,7 @@ from omni_bus.sim.processes import CoordinatorProcess, StageProcess
 from omni_bus.sim.scenario import GRAPHS, FaultPlan, OperationPlan, RequestPlan, Scenario, StagePlan
 from omni_bus.sim.supervisor import SupervisorProcess
 from omni_bus.sim.world import World
-from omni_bus.wire.frames import RouteEdge
+from omni_bus.wire.frames import Heartbeat, RouteEdge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,8 +89,8 @@ def coordinators_that_die_while_a_replica_is_emptied(seed: int) -> Iterator[Worl
         yield world
 
 
-def _stall(world: World, name: str, until: float) -> None:
-    world.stall(world.processes[name], world.coordinator, until)
+def _stall(world: World, name: str, until: float, target: str = "coordinator") -> None:
+    world.stall(world.processes[name], world.processes[target], until)
 
 
 def coordinators_that_die_before_all_are_welcomed(seed: int) -> Iterator[World]:
@@ -277,6 +279,113 @@ def replicas_that_restart_while_another_stage_is_told_something(seed: int) -> It
             yield World(seed, scenario=script)
 
 
+def actors_that_come_back_by_an_old_hello(seed: int) -> Iterator[World]:
+    """They said it before they linked to anybody, it came after they were given up, and meanwhile stages died."""
+    for name in ("gateway.0", "llm.0", "talker.0"):
+        for step in range(140, 340, 8):
+            stall = FaultPlan("stall", 1, 0.001, loses_frames=False)
+            kill_stage = FaultPlan("kill_stage", step, None, loses_frames=False)
+            script = scenario(
+                stall, kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1, has_supervisor=step % 16 == 12
+            )
+            for plan in script.requests[0]:
+                plan.reader = "fast"
+            world = World(seed, scenario=script)
+            world.after(0.13 + step % 25 / 100, _ask_for_a_hello, world, name)
+            yield world
+
+
+def _ask_for_a_hello(world: World, name: str) -> None:
+    """The answer is stalled, and all that follows it."""
+    _stall(world, name, 2.0)
+    world.coordinator.on_broken(world.processes[name].peer)
+
+
+def coordinators_that_meet_actors_by_an_old_hello(seed: int) -> Iterator[World]:
+    """It was said to a new coordinator, and those linked to since died after theirs."""
+    for name in ("gateway.0", "llm.0", "talker.0"):
+        for step in range(120, 280, 10):
+            kill_stage = FaultPlan("kill_stage", step, None, loses_frames=False)
+            script = scenario(
+                kill_coordinator(40, 0.02), kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1,
+                has_supervisor=step % 20 == 0,
+            )  # fmt: skip
+            for plan in script.requests[0]:
+                plan.reader, plan.submit_at, plan.input_s = "fast", 0.06, 0.3
+            world = World(seed, scenario=script)
+            world.after(0.1, _beat_early, world, name)
+            yield world
+
+
+def _beat_early(world: World, name: str) -> None:
+    """Have a new coordinator ask somebody for a hello as soon as it is up; the answer is stalled."""
+    if not world.faults.struck["kill_coordinator"] or not world.coordinator.is_alive:
+        world.after(0.005, _beat_early, world, name)
+        return
+    _stall(world, name, 2.0)
+    stranger = world.processes[name].peer
+    world.coordinator.on_frame(stranger.sender, Heartbeat(stranger.endpoint))
+
+
+def stages_that_die_while_a_gateway_is_not_heard(seed: int) -> Iterator[World]:
+    """It has noticed that nobody answers, and is not given up yet: it is told of a successor, and of nothing more."""
+    for step in range(136, 200, 2):
+        stall = FaultPlan("stall", 1, 0.001, loses_frames=False)
+        kill_stage = FaultPlan("kill_stage", step, 1.0, loses_frames=False)
+        script = scenario(stall, kill_stage, graph="chain", delay_s=0.005, heartbeat_s=0.1, has_supervisor=True)
+        for plan in script.requests[0]:
+            plan.submit_at, plan.input_s = 0.06, 0.3
+        world = World(seed, scenario=script)
+        world.after(0.23, _stall, world, "gateway.0", 2.5)
+        yield world
+
+
+def requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps(seed: int) -> Iterator[World]:
+    """The lost one is here again a second later; the other one sleeps for longer than anybody waits for a lost one."""
+    for number in range(12):
+        script = scenario(
+            graph="chain",
+            delay_s=0.005,
+            operations=[
+                SLEEP,
+                msgspec.structs.replace(SLEEP, stage="voice", replica=0),
+                OperationPlan("drain", 1.0, "voice", 1, timeout_s=1.0, is_forced=False),
+                msgspec.structs.replace(WAKE, at_s=13.0),
+            ],
+        )
+        script.stages["llm"].while_asleep = "queue"
+        script.stages["voice"].replicas = 2
+        for plan in script.requests[0]:
+            plan.submit_at, plan.reader = 0.6 + 0.02 * number, "fast"
+        yield World(seed, scenario=script)
+
+
+def stages_that_die_when_another_has_died_for_good(seed: int) -> Iterator[World]:
+    """That one had done its part for the request and was restarted: its death alone would have cost nothing."""
+    restart = OperationPlan("restart", 0.4, "talker", 0, timeout_s=1.0, is_forced=False)
+    for step in range(5, 20):
+        hang = FaultPlan("hang", step, 0.3, loses_frames=False)
+        script = scenario(hang, graph="chain", delay_s=0.005, has_supervisor=True, operations=[restart])
+        for plan in script.stages.values():
+            plan.shape = EngineShape.STEP
+        world = World(seed, scenario=script)
+        world.after(1.5, _kill_for_good, world, "talker.0")
+        yield world
+
+
+def _kill_for_good(world: World, name: str) -> None:
+    world.faults._kill(world.processes[name], FaultPlan("kill_stage", 0, None, loses_frames=False))
+
+
+def ways_to_the_coordinator_that_are_slow(seed: int) -> Iterator[World]:
+    """By chance, not by a fault: a gateway that hears of three beats nothing lets nobody wait any longer."""
+    for number in range(20):
+        world = World(seed, scenario=scenario(graph="single", heartbeat_s=0.1))
+        source, target = ("coordinator", "gateway.0") if number % 2 else ("gateway.0", "coordinator")
+        world.after(0.01 * number, _stall, world, source, 0.7, target)
+        yield world
+
+
 def first_violation(script: Callable[[int], Iterator[World]]) -> str | None:
     """Run each schedule in three interleavings; return what breaks an invariant first."""
     for seed in range(3):
@@ -316,6 +425,30 @@ def waits_for_sleepers_only(restarting, asleep, is_waited_for):
 
 def binds_who_wakes(self, replicas):
     return [actor for actor in replicas if not self.kept(actor.peer.actor)]
+
+
+def is_ready_once_all_are_here(self, entry):
+    stages, kept = needed_stages(entry.edges), self._absences._kept
+    replicas = {stage: self._absences._membership.replicas(stage) for stage in stages}
+    return all(any(not kept(actor.peer.actor) for actor in found) for found in replicas.values())
+
+
+def denies(self, name):
+    return False
+
+
+on_welcome = Member._on_welcome
+
+
+def takes_nothing_for_missed(self, welcome, now):
+    return on_welcome(self, msgspec.structs.replace(welcome, is_new=False), now)
+
+
+on_silent = ClientCore.on_coordinator_silent
+
+
+def looks_once_for_who_waits(self):
+    return [] if self._is_coordinator_silent else on_silent(self)
 
 
 def may_always(entry):
@@ -369,6 +502,17 @@ def sees_nothing(*args: Any, **kwargs: Any) -> list[Any]:
         (replicas_that_are_to_sleep_after_a_connection_broke, StageCore, "is_empty", property(lambda self: True)),
         (replicas_that_come_back_while_they_are_woken, Administration, "bindable", binds_who_wakes),
         (replicas_that_restart_while_another_stage_is_told_something, supervisor, "returning", waits_for_sleepers_only),
+        (
+            requests_that_lose_a_stage_while_they_wait_for_one_that_sleeps,
+            Recovery,
+            "is_ready",
+            is_ready_once_all_are_here,
+        ),
+        (actors_that_come_back_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
+        (coordinators_that_meet_actors_by_an_old_hello, Member, "_on_welcome", takes_nothing_for_missed),
+        (stages_that_die_while_a_gateway_is_not_heard, ClientCore, "on_coordinator_silent", looks_once_for_who_waits),
+        (stages_that_die_when_another_has_died_for_good, SupervisorProcess, "has_given_up", denies),
+        (ways_to_the_coordinator_that_are_slow, World, "may_seem_silent", denies),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", None),
 )
@@ -377,6 +521,27 @@ def test_scripted_schedules_keep_every_invariant_and_would_not_without(monkeypat
 
     monkeypatch.setattr(owner, name, without)
     assert first_violation(script) is not None
+
+
+@pytest.mark.parametrize("kills", [[], [kill_coordinator(40, 0.01)]], ids=["no fault", "a coordinator dies"])
+def test_silence_is_excused_by_slow_ways_only(monkeypatch, kills):
+    """Not where the coordinator does not answer, or its gateway does not count what it hears."""
+    broken = [
+        (CoordinatorCore, "_on_heartbeat", lambda self, actor, num_live: []),
+        (Member, "is_coordinator_silent", property(lambda self: self._beat_at > 0.5)),
+    ]
+
+    def script(seed: int) -> Iterator[World]:
+        script = scenario(*kills, graph="single", delay_s=0.001, heartbeat_s=0.1)
+        for plan in script.requests[0]:
+            plan.submit_at = 0.7
+        yield World(seed, scenario=script)
+
+    assert first_violation(script) is None
+    for owner, name, without in broken:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, without)
+            assert "is lost for no reason: the coordinator does not answer" in (first_violation(script) or "")
 
 
 tell_all = SupervisorProcess._tell_all

@@ -107,7 +107,6 @@ MEDIUM: dict[str, dict[str, Any]] = {
         "look_ahead_layers": [4],
         "look_backward_layers": [0, 7],
     },
-    "vocoder": {"upsample_initial_channel": 128},
 }
 SIZES: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "tiny": (64, {}),

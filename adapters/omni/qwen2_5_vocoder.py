@@ -208,10 +208,14 @@ class Qwen25Stream(SoundStream):
         """Blocks of the next piece, unless it is the last."""
         return MOST[min(self._num_pieces, len(MOST) - 1)]
 
+    @property
+    def num_missing(self) -> int:
+        """Codes that must come before the next piece can be solved."""
+        return (self._num_blocks + RIGHT) * self._vocoder.block_codes - self._num_left
+
     def is_due(self, *, is_last: bool) -> bool:
         """Return whether the next piece can be solved."""
-        needed = 1 if is_last else (self._num_blocks + RIGHT) * self._vocoder.block_codes
-        return self._num_left >= needed
+        return self._num_left > 0 if is_last else self.num_missing <= 0
 
     def window(self, *, is_last: bool) -> Window:
         """Return the codes of the next piece with what stands around them."""

@@ -38,8 +38,7 @@ Measured with MKL and SmolLM2's shapes on one and two threads: with AVX2 rows ar
 AVX-512 from 2 to 15 and, by another kernel, from 16 or 57 on. Products of one row have a kernel of their own, those of
 two and three are no faster than of four (AVX2: a step takes 38, 57, 74, 58, 69 and 71 ms for 1, 2, 3, 4, 6 and 8
 rows). So two and three are always filled up, and one only where a request asks to be reproducible whoever it runs
-beside. Elsewhere nothing is filled up: a pass has a fixed number of rows there (`adapters.packed_decoder`), or none of
-this is promised.
+beside. Elsewhere nothing is filled up and nothing of this is promised.
 """
 
 

@@ -91,7 +91,7 @@ class PackedDecoder:
     def record(self, num_rows: int) -> None:
         """Compute single tokens in passes of so many rows, however many there are, which a GPU remembers.
 
-        So a token has the same bits in any company.
+        So the states of a token have the same bits in any company.
 
         Args:
             num_rows: at most so many are in one pass.

@@ -107,7 +107,6 @@ MEDIUM: dict[str, dict[str, Any]] = {
         "look_ahead_layers": [4],
         "look_backward_layers": [0, 7],
     },
-    "vocoder": {"upsample_initial_channel": 128},
 }
 SIZES: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "tiny": (64, {}),
@@ -139,10 +138,12 @@ class Monolith:
     def run(self) -> float:
         """Return the seconds that one request takes; its first sound comes with its last."""
         begin = time.perf_counter()
-        self._model.generate(
+        ids, _ = self._model.generate(
             **self._inputs, speaker="Ethan", thinker_do_sample=False, talker_do_sample=False, **self._lengths
         )
-        return time.perf_counter() - begin
+        taken_s = time.perf_counter() - begin
+        self.token_ids = ids[0, self._inputs["input_ids"].shape[1] :].tolist()
+        return taken_s
 
 
 class Stages(Staged):
@@ -181,7 +182,7 @@ class Stages(Staged):
         self.seconds = {}
         self._streams = [self._vocoder.begin("Ethan", i) for i in range(num_requests)]
         self._taken = [0] * num_requests
-        self.ask(*[(QUESTION,)] * num_requests)
+        self.answers = self.ask(*[(QUESTION,)] * num_requests)
         return self._first, time.perf_counter() - self._begin
 
     def _step(self, pairs: list[tuple[str, str]], answers: list[Any]) -> None:
@@ -232,16 +233,22 @@ def main() -> None:
         monolith.run()
         stages.run(1)
         stages.run(8)
+        said: Any = None
         first, total, together = [], [], []
         for _ in range(arguments.rounds):
             alone = monolith.run()
             first_s, total_s = stages.run(1)
+            [said] = stages.answers
             print(f"one: {shares(stages.seconds, total_s)}")
             _, eight_s = stages.run(8)
             print(f"eight: {shares(stages.seconds, eight_s)}", flush=True)
             first.append(first_s / alone)
             total.append(total_s / alone)
             together.append(8 * alone / eight_s)
+    same_tokens = sum(ours == theirs for ours, theirs in zip(said.token_ids, monolith.token_ids, strict=True))
+    same_codes = sum(answer.codes == said.codes for answer in stages.answers)
+    print(f"tokens of the text equal to generate's: {same_tokens} of {len(said.token_ids)}")
+    print(f"requests among eight that said the codes of one alone: {same_codes} of 8")
     print(f"first sound, stages / generate: {statistics.median(first):.3f} ({min(first):.3f} to {max(first):.3f})")
     print(f"whole request, stages / generate: {statistics.median(total):.2f} ({min(total):.2f} to {max(total):.2f})")
     print(

@@ -1,7 +1,7 @@
 """The vocoder stage of an omni model: codes to sound while they still come.
 
-One thread decodes. What came on several streams while it was busy is decoded in its next turn, together where the
-vocoder gains by that.
+One thread decodes. It is given the codes of a stream once they make sound: what comes before that waits for nobody.
+What came on several streams while it was busy is decoded in its next turn, together where the vocoder gains by that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Codes, Json, Payload, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     import torch
 
@@ -135,17 +135,21 @@ class OmniCode2Wav(StreamingEngine):
         seed = secrets.randbelow(2**32 - 1) if request.params.seed is None else request.params.seed
         stream: SoundStream | None = None
         num_samples = num_frames = 0
+        waiting: list[torch.Tensor] = []
         async for payload in inputs.port("codes"):
-            codes = self._codes(payload)
-            num_frames += len(codes)
+            waiting.append(self._codes(payload))
+            num_frames += len(waiting[-1])
             if stream is None:
                 stream = self._vocoder.begin(await self._voice(inputs), seed)
-            piece = await self._decoded(NewCodes(stream, codes, is_last=False))
+            if sum(map(len, waiting)) < stream.num_missing:
+                continue
+            piece = await self._decoded(stream, waiting, is_last=False)
+            waiting = []
             if piece.num_frames:
                 num_samples += piece.num_frames
                 yield "audio", piece
         if stream is not None:
-            piece = await self._decoded(NewCodes(stream, None, is_last=True))
+            piece = await self._decoded(stream, waiting, is_last=True)
             if piece.num_frames:
                 num_samples += piece.num_frames
                 yield "audio", piece
@@ -177,15 +181,18 @@ class OmniCode2Wav(StreamingEngine):
         codes = torch.from_numpy(values)
         if len(codes) and (int(codes.min()) < 0 or int(codes.max()) >= vocoder.codebook_size):
             raise StageFailed(f"a code came that is not among the vocoder's {vocoder.codebook_size}")
-        return codes.to(vocoder.model.device)
+        return codes
 
-    async def _decoded(self, new: NewCodes) -> Audio:
+    async def _decoded(self, stream: SoundStream, codes: Sequence[torch.Tensor], *, is_last: bool) -> Audio:
         """Return the sound that what came on a stream makes certain.
 
         Raises:
             StageFailed: the vocoder failed.
         """
-        decoding = _Decoding(new)
+        import torch
+
+        joined = torch.cat(list(codes)).to(self._vocoder.model.device) if codes else None
+        decoding = _Decoding(NewCodes(stream, joined, is_last))
         self._waiting.append(decoding)
         try:
             await on_thread(self._thread, self._decode_blocking, decoding)

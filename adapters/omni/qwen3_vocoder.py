@@ -107,6 +107,15 @@ class Qwen3Stream(SoundStream):
         self._waiting: torch.Tensor | None = None
         self._num_pieces = 0
 
+    @property
+    def num_missing(self) -> int:
+        """Frames that must come before the next piece is whole."""
+        return self._size - (0 if self._waiting is None else len(self._waiting))
+
+    @property
+    def _size(self) -> int:
+        return NUM_FRAMES[min(self._num_pieces, len(NUM_FRAMES) - 1)]
+
     def decode(self, codes: torch.Tensor | None, *, is_last: bool) -> torch.Tensor:
         """Take the next frames, (frames, codebooks), and return the samples that are certain: (samples,)."""
         import torch
@@ -115,7 +124,7 @@ class Qwen3Stream(SoundStream):
             self._waiting = codes if self._waiting is None else torch.cat([self._waiting, codes])
         pieces: list[torch.Tensor] = []
         while self._waiting is not None and len(self._waiting):
-            size = NUM_FRAMES[min(self._num_pieces, len(NUM_FRAMES) - 1)]
+            size = self._size
             if len(self._waiting) < size and not is_last:
                 break
             pieces.append(self._sound.decode(self._waiting[:size].T[None], is_last=False))

@@ -420,15 +420,16 @@ class OmniTalker(StepEngine):
     def _say(self, requests: Sequence[_Speaking], states: torch.Tensor) -> list[Event]:
         """Choose the next frame of each request, after states (requests, width)."""
         logits = self._talker.head(with_filling(states, is_exact=True))[: len(states)].cpu()
+        are_finite = logits.isfinite().all(dim=1).tolist()
+        logits = logits.masked_fill(self._suppressed, float("-inf"))
         events: list[Event] = []
         saying: list[tuple[int, _Speaking, int]] = []
         for index, speaking in enumerate(requests):
-            row = logits[index]
-            if not bool(row.isfinite().all()):
+            if not are_finite[index]:
                 self.abort(speaking.id)
                 events.append(Failure(speaking.id, StageFailed("the talker computed logits that aren't finite")))
                 continue
-            code = speaking.choices[0].choose(row.masked_fill(self._suppressed, float("-inf")))
+            code = speaking.choices[0].choose(logits[index])
             if code in self._talker.ends:
                 events.append(self._finished(speaking, "stop"))
             else:

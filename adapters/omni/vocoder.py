@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class SoundStream(ABC):
     """One stream of codes becoming sound."""
 
+    @property
+    @abstractmethod
+    def num_missing(self) -> int:
+        """Frames that must come before more sound is certain."""
+
     @abstractmethod
     def decode(self, codes: torch.Tensor | None, *, is_last: bool) -> torch.Tensor:
         """Take the next frames, (frames, codebooks), and return the samples that are certain: (samples,)."""

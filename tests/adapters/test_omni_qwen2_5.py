@@ -180,9 +180,18 @@ def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen25Vocoder)
     assert torch.equal(in_pieces(vocoder, codes, 7, 1), in_pieces(vocoder, codes, 7, 50))
 
 
+def test_sound_comes_with_the_codes_that_were_missing(vocoder: Qwen25Vocoder) -> None:
+    stream = vocoder.begin("Ethan", 1)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert len(stream.decode(draw_codes(stream.num_missing - 1, 1), is_last=False)) == 0
+            assert stream.num_missing == 1
+            assert len(stream.decode(draw_codes(1, 1), is_last=False)) > 0
+
+
 def test_streams_decoded_together_sound_as_each_alone(vocoder: Qwen25Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several voices and lengths; the second begins when the first has sounded, the fourth never says a code."""
-    codes = [draw_codes(num_codes, num_codes) for num_codes in (70, 50, 20)]
+    codes = [draw_codes(num_codes, num_codes) for num_codes in (50, 37, 14)]
     voices = ("Ethan", "Chelsie", "Ethan")
     with torch.inference_mode():
         alone = [

@@ -169,6 +169,15 @@ def test_sound_is_the_same_whatever_pieces_codes_come_in(vocoder: Qwen3Vocoder) 
     assert torch.equal(in_pieces(vocoder, some_codes(30), 1), in_pieces(vocoder, some_codes(30), 30))
 
 
+def test_sound_comes_with_the_frames_that_were_missing(vocoder: Qwen3Vocoder) -> None:
+    stream = vocoder.begin("", 0)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert len(stream.decode(some_codes(stream.num_missing - 1), is_last=False)) == 0
+            assert stream.num_missing == 1
+            assert len(stream.decode(some_codes(1), is_last=False)) > 0
+
+
 # --- conversions --------------------------------------------------------------------------------------------
 
 

@@ -361,6 +361,16 @@ async def test_what_came_while_the_vocoder_was_busy_is_decoded_in_one_turn(vocod
     assert len({each.pcm for each in found}) == 3
 
 
+async def test_vocoder_is_asked_only_when_codes_make_sound(vocoding: Vocoding) -> None:
+    whole = await vocoding.run([spoken(*range(40))])
+    vocoding.turns.clear()
+
+    found = await vocoding.run([spoken(code) for code in range(40)])
+
+    assert vocoding.turns == [1, 1]
+    assert found.pcm == whole.pcm
+
+
 async def test_where_nothing_is_gained_streams_take_turns(vocoding: Vocoding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocoding.engine._vocoder, "max_together", 1)
     vocoding.turns.clear()

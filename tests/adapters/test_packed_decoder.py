@@ -113,10 +113,14 @@ def test_token_has_the_same_bits_in_any_company(llama: Pair) -> None:
 
 
 def test_numbers_that_are_none_stay_in_their_row(llama: Pair) -> None:
-    """Neither beside it, nor for the next request in its slot, nor from a place that nobody wrote."""
-    for keys, values in llama.fixed.pool._layers.values():
-        keys.fill_(float("nan"))
-        values.fill_(float("nan"))
+    """Neither beside it, nor for the next request in its slot."""
+    embeddings = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    embeddings[1] = float("nan")
+    with torch.inference_mode():
+        for position in range(3):
+            pieces = [Piece(slot, position, [0]) for slot in range(3)]
+            states = llama.fixed(pieces, embeddings, torch.full((3, 3), float(position)))
+            assert states.isnan().all(dim=1).tolist() == [False, True, False]
     ids = draw(3, 1)
 
     fixed, plain = llama.both(*(Piece(slot, 0, [id_]) for slot, id_ in enumerate(ids)))

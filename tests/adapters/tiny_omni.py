@@ -169,8 +169,8 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64, larger: Mapping[str, Mapp
         "max_position_embeddings": 4096,
     }
     parts = {"text": text, "audio": audio, "vision": vision, "talker": talker, "flow": flow}
-    for name, changes in larger.items():
-        parts.get(name, {}).update(changes)
+    for name, part in parts.items():
+        part.update(larger.get(name, {}))
     vocoder = {"mel_dim": 80, "upsample_initial_channel": 64, **larger.get("vocoder", {})}
     config = transformers.Qwen2_5OmniConfig(
         thinker_config={

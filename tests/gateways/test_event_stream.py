@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 PLAIN = b"data: a\n\ndata: b\n\ndata: c\n\ndata: d\n\ndata: [DONE]\n\n"
-CHUNKED = (
-    b"12\r\ndata: a\n\ndata: b\n\n\r\n"
-    b"9\r\ndata: c\n\n\r\n"
-    b"17\r\ndata: d\n\ndata: [DONE]\n\n\r\n"
-    b"0\r\n\r\n"
-)
+CHUNKED = b"12\r\ndata: a\n\ndata: b\n\n\r\n9\r\ndata: c\n\n\r\n17\r\ndata: d\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 ENOUGH_BYTES = 16 << 20
 """More than the kernel keeps of a connection whose client does not read."""
 

@@ -28,9 +28,10 @@ EDGE_FORM = '"source.port -> target.port", with "in" and "out" for the client\'s
 WINDOW = 8
 """Chunks that an edge's receiver grants ahead, where the pipeline does not say how many."""
 
-WINDOWS = {"text": 32}
-"""The same for kinds whose chunks are small and many. A grant comes back every half of a window, and where a chunk is a
-token it costs both ends nearly as much as one: with 8 every fourth token's worth, a tenth of all that they did."""
+WINDOWS = {"text": 16}
+"""The same for kinds whose chunks are small and many. A grant comes back every half of a window and costs both ends
+nearly as much as a token does, with 8 a tenth of all that they do. With 32, a thousand streams that outrun their reader
+have so many chunks under way that each costs more (`scripts/results/profile.md`)."""
 
 _NAME = r"([A-Za-z0-9_-]+)"
 _EDGE = re.compile(rf"\s*{_NAME}\.{_NAME}\s*->\s*{_NAME}\.{_NAME}\s*")

@@ -22,7 +22,7 @@ from omni_bus.wire.frames import RouteEdge
 
 CHAT = "/v1/chat/completions"
 PAST_THE_FIRST_WINDOWS = 40
-"""A step that comes only when the gateway has taken the first pieces: an edge's window is 32 chunks of text. An earlier
+"""A step that comes only when the gateway has taken the first pieces: an edge's window is 16 chunks of text. An earlier
 failure may reach it, by way of the coordinator, before them."""
 SPOKEN = """
 [stages.llm]

@@ -14,9 +14,15 @@ from gateways.problems import to_problem
 from omni_bus.gateway import WRITE_BUFFER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from gateways.problems import Problem
+
+
+class _LateHead(web.StreamResponse):
+    """A response whose head goes out with the first bytes of its body, as those of aiohttp's whole ones do."""
+
+    _send_headers_immediately = False
 
 
 class ByteStream:
@@ -38,7 +44,7 @@ class ByteStream:
         self._transport: asyncio.Transport | None = None
         """The client's connection, once the head is on it."""
         self._is_chunked = False
-        self.response = web.StreamResponse(
+        self.response = _LateHead(
             headers={
                 **headers,
                 "Cache-Control": "no-cache",
@@ -58,12 +64,11 @@ class ByteStream:
         Raises:
             ConnectionError: the client is gone, or took nothing for `write_timeout_s`.
         """
-        if not self.has_begun:
-            await self.response.prepare(self._request)
-            self._transport = self._request.transport
-            self._is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
         if self.try_write(data):
             return
+        if not self.has_begun:
+            await self.response.prepare(self._request)
+            self._is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self.response.write(data)
@@ -72,6 +77,7 @@ class ByteStream:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionResetError(f"the client took nothing for {self._write_timeout_s:g} s") from None
+        self._transport = self._request.transport
 
     def try_write(self, data: bytes) -> bool:
         """Send bytes if that needs no waiting: the answer has begun, and the client has room; else False, and nothing.
@@ -80,9 +86,7 @@ class ByteStream:
         writer, whose buffer is empty once the head is sent, to the connection.
         """
         transport = self._transport
-        if transport is None or not data or transport.is_closing():
-            return False
-        if transport.get_write_buffer_size() + len(data) >= WRITE_BUFFER_BYTES:
+        if transport is None or not data or not self._has_room(transport, len(data)):
             return False
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)  # RFC 9112, section 7.1
@@ -90,9 +94,15 @@ class ByteStream:
         self._writer.output_size += len(data)
         return True
 
-    async def end(self) -> None:
-        """End the response well."""
-        await self.response.write_eof()
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last bytes and end the response well; waits, and raises, as `write` does."""
+        if data and (self._transport is None or not self._has_room(self._transport, len(data))):
+            await self.write(data)
+            data = b""
+        await self.response.write_eof(data)
+
+    def _has_room(self, transport: asyncio.Transport, num_bytes: int) -> bool:
+        return not transport.is_closing() and transport.get_write_buffer_size() + num_bytes < WRITE_BUFFER_BYTES
 
 
 class EventStream(ByteStream):
@@ -101,14 +111,22 @@ class EventStream(ByteStream):
     def __init__(self, request: web.Request, write_timeout_s: float) -> None:
         super().__init__(request, write_timeout_s, {"Content-Type": "text/event-stream; charset=utf-8"})
 
-    async def send(self, data: bytes, event: str = "") -> None:
-        """Send ``data: …``, after ``event: …`` if it has a name, and wait as `write` does.
+    async def send(self, *data: bytes, event: str = "") -> None:
+        """Send an event ``data: …`` for each, after ``event: …`` if it has a name, and wait as `write` does.
 
         Raises:
             ConnectionError: see `write`.
         """
         name = f"event: {event}\n".encode() if event else b""
-        await self.write(name + b"data: " + data + b"\n\n")
+        await self.write(name + _events(data))
+
+    async def send_last(self, *data: bytes) -> None:
+        """Send the last events and end the response well.
+
+        Raises:
+            ConnectionError: see `write`.
+        """
+        await self.end(_events(data))
 
     def try_send(self, data: bytes) -> bool:
         """Send ``data: …`` if that needs no waiting; else False, and nothing."""
@@ -138,3 +156,7 @@ class EventStream(ByteStream):
     async def send_problem(self, problem: Problem) -> None:
         """Send the event that tells of a failure."""
         await self.send(msgspec.json.encode(problem.document))
+
+
+def _events(data: Iterable[bytes]) -> bytes:
+    return b"".join(b"data: %b\n\n" % each for each in data)

@@ -1,10 +1,9 @@
-"""Fields of a JSON body: each is converted alone, so that a refusal names the field, the value and what is allowed."""
+"""Fields of a JSON body, read so that a refusal names the field, the value and what is allowed."""
 
 from __future__ import annotations
 
-import functools
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -24,48 +23,34 @@ def read_fields(cls: type[StructT], body: dict[str, Any], *, prefix: str = "") -
     Raises:
         BadInput: a field is missing or has another type or value.
     """
-    known = _fields_of(cls)
-    for field in known.required:
-        if body.get(field.key) is None:
-            raise BadInput(
-                f"{prefix}{field.key}: missing (allowed: {_words(field.kind)})", field=f"{prefix}{field.key}"
-            )
-    values: dict[str, Any] = {}
-    for key, raw in body.items():  # a body has few of the many fields that it may have
-        field = known.by_key.get(key)
-        if field is None or raw is None:
-            continue
-        try:
-            values[field.name] = msgspec.convert(raw, field.kind)
-        except msgspec.ValidationError:
-            raise refusal(f"{prefix}{key}", raw, _words(field.kind)) from None
-    return cls(**values)
+    given = {key: raw for key, raw in body.items() if raw is not None}
+    try:
+        return msgspec.convert(given, cls)
+    except msgspec.ValidationError:
+        refused = _first_refused(cls, given, prefix)
+        if refused is None:
+            raise
+        raise refused from None
 
 
-class _Field(NamedTuple):
-    name: str
-    key: str
-    """In a body."""
-    kind: Any
-
-
-class _Fields(NamedTuple):
-    by_key: dict[str, _Field]
-    required: tuple[_Field, ...]
-
-
-@functools.cache
-def _fields_of(cls: type[msgspec.Struct]) -> _Fields:
-    """Look a Struct's fields up once: their annotations are text and would be compiled each time."""
-    found = [(_Field(each.name, each.encode_name, each.type), each.required) for each in msgspec.structs.fields(cls)]
-    return _Fields(
-        {field.key: field for field, _ in found}, tuple(field for field, is_required in found if is_required)
-    )
+def _first_refused(cls: type[msgspec.Struct], given: dict[str, Any], prefix: str) -> BadInput | None:
+    """Return the refusal of the first field that is missing or, in the body's order, can't be converted by itself."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
+    for key, field in fields.items():
+        if field.required and key not in given:
+            return BadInput(f"{prefix}{key}: missing (allowed: {_words(field.type)})", field=f"{prefix}{key}")
+    for key, raw in given.items():
+        if key in fields:
+            try:
+                msgspec.convert(raw, fields[key].type)
+            except msgspec.ValidationError:
+                return refusal(f"{prefix}{key}", raw, _words(fields[key].type))
+    return None
 
 
 def names_of(*structs: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of Structs by the names that bodies have for them."""
-    return frozenset(key for struct in structs for key in _fields_of(struct).by_key)
+    return frozenset(key for struct in structs for key in struct.__struct_encode_fields__)
 
 
 def refuse_unknown(body: dict[str, Any], known: Collection[str], *, prefix: str = "") -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from omni_bus.core.pipeline import Pipeline
     from omni_bus.media.encode import EncodingPool
     from omni_bus.wire.payloads import Payload
+    from omni_bus.wire.prompt import Rendered
 
 HEADERS: dict[str, openapi.Schema] = {
     "X-Request-Timeout": {
@@ -234,15 +235,17 @@ class _ChatStream:
         self._pool = pool
         self._ends = [Ends(call.outputs) for call in calls]
         self._begun: set[int] = set()
+        self._num_open = len(calls)
+        self._last: list[bytes] = []
+        """The end of the last choice, which goes out with what comes after all of them."""
         self._prompt_tokens = 0
 
     async def end(self) -> None:
         """Send what comes after all events, to the mark of the end."""
         if self._chat.stream_options.include_usage:
             usage = chat_usage([self._ends])
-            await self._stream.send(self._chunks.usage(usage))
-        await self._stream.send(b"[DONE]")
-        await self._stream.end()
+            self._last.append(self._chunks.usage(usage))
+        await self._stream.send_last(*self._last, b"[DONE]")
 
     def take_now(self, index: int, event: RequestEvent) -> bool:
         """Send a piece of text, if it is not the first and the client has room."""
@@ -277,26 +280,36 @@ class _ChatStream:
             case Item(port="rendered", payload=Json() as payload):
                 rendered = read_rendered(payload)
                 self._prompt_tokens = len(rendered.token_ids)
-                await self._begin(index, chunks.role(index, rendered))
+                await self._stream.send(*self._begin(index, rendered))
             case Item():
                 pass
             case End(port=port, finish=finish):
                 if ends.add(port, finish):
-                    metrics = stage_metrics(self._chat.pipeline, [ends]) if self._chat.has_metrics else None
-                    modality = "audio" if port == "audio" else "text"
-                    await self._write(index, chunks.finish(index, modality, ends, metrics))
+                    await self._finish(index, "audio" if port == "audio" else "text")
+
+    async def _finish(self, index: int, modality: str) -> None:
+        """Send a choice's end, at once while others go on."""
+        ends = self._ends[index]
+        metrics = stage_metrics(self._chat.pipeline, [ends]) if self._chat.has_metrics else None
+        pieces = [*self._role(index), self._chunks.finish(index, modality, ends, metrics)]
+        self._num_open -= 1
+        if self._num_open:
+            await self._stream.send(*pieces)
+        else:
+            self._last = pieces
 
     async def _write(self, index: int, chunk: bytes) -> None:
-        """Send a chunk, after the choice's role if it is the first; sound alone brings its own."""
-        if index not in self._begun and self._chat.modalities != ("audio",):
-            await self._begin(index, self._chunks.role(index))
-        await self._stream.send(chunk)
+        """Send a chunk, after the choice's role if it is the first."""
+        await self._stream.send(*self._role(index), chunk)
 
-    async def _begin(self, index: int, role: bytes) -> None:
+    def _role(self, index: int) -> list[bytes]:
+        """Return what comes before a choice's first chunk; sound alone brings its own role."""
+        return [] if index in self._begun or self._chat.modalities == ("audio",) else self._begin(index)
+
+    def _begin(self, index: int, rendered: Rendered | None = None) -> list[bytes]:
         self._begun.add(index)
-        await self._stream.send(role)
-        if self._chat.echo:
-            await self._stream.send(self._chunks.text(index, self._chat.echo))
+        role = self._chunks.role(index, rendered)
+        return [role, self._chunks.text(index, self._chat.echo)] if self._chat.echo else [role]
 
     def _usage(self) -> dict[str, Any] | None:
         """Return the counts so far, for those who ask for them with each piece."""

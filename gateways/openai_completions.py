@@ -205,6 +205,9 @@ class _CompletionStream:
         self._offsets = [0] * num_choices
         self._echoed: set[int] = set()
         self._prompt_tokens = [0] * num_choices
+        self._num_open = num_choices
+        self._last: list[bytes] = []
+        """The end of the last choice, which goes out with what comes after all of them."""
 
     def take_now(self, index: int, event: RequestEvent) -> bool:
         """Send a piece of text, if it is not the first and the client has room."""
@@ -243,9 +246,8 @@ class _CompletionStream:
         """Send what comes after all events, to the mark of the end."""
         if self._asked.stream_options.include_usage:
             usage = self._usage([ends.usage.prompt_tokens for ends in self._ends], [e.usage for e in self._ends])
-            await self._stream.send(msgspec.json.encode(self._head | {"choices": [], "usage": usage}))
-        await self._stream.send(b"[DONE]")
-        await self._stream.end()
+            self._last.append(msgspec.json.encode(self._head | {"choices": [], "usage": usage}))
+        await self._stream.send_last(*self._last, b"[DONE]")
 
     async def _echo(self, index: int, rendered: Rendered | None) -> None:
         """Send the prompt first, if it is to come back; told by its tokens or, without them, as it came."""
@@ -271,7 +273,12 @@ class _CompletionStream:
         ends = self._ends[index]
         reason = ends.reason if "text" in self._asked.outputs else "length"
         await self._echo(index, None)
-        await self._send(index, "", None, finish_reason=reason, stop_reason=ends.stop_reason)
+        chunk = self._chunk(index, "", None, finish_reason=reason, stop_reason=ends.stop_reason)
+        self._num_open -= 1
+        if self._num_open:
+            await self._stream.send(chunk)
+        else:
+            self._last.append(chunk)
 
     async def _send(self, index: int, text: str, logprobs: dict[str, Any] | None, **extra: Any) -> None:
         await self._stream.send(self._chunk(index, text, logprobs, **extra))

@@ -201,11 +201,11 @@ def find_model(
     Raises:
         Problem: 404, listing what is served.
     """
+    if name is not None and (found := models.get(name)) is not None and (can is None or can(found)):
+        return found
     able = {known: pipeline for known, pipeline in models.items() if can is None or can(pipeline)}
     if name is None and able:
         return next(iter(able.values()))
-    if name in able:
-        return able[name]
     served = ", ".join(able) or "none that is served here"
     if name is None:
         raise Problem(404, f"model: no model here {does} (allowed: {served})", param="model")

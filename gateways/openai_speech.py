@@ -163,7 +163,7 @@ class _SpeechEvents(EventStream):
     """Events that have names, and no mark after the last one."""
 
     async def tell(self, document: dict[str, Any]) -> None:
-        await self.send(msgspec.json.encode(document), document["type"])
+        await self.send(msgspec.json.encode(document), event=document["type"])
 
     async def send_problem(self, problem: Problem) -> None:
         """Send the event that tells of a failure: what came before it is not to be used."""

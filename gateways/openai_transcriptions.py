@@ -206,9 +206,7 @@ class TranscriptionRoutes:
                 if text := heard.add(event):
                     await stream.send(msgspec.json.encode(TranscriptionDelta("transcript.text.delta", text)))
             done = TranscriptionDone("transcript.text.done", heard.text, _usage(sound))
-            await stream.send(msgspec.json.encode(done))
-            await stream.send(b"[DONE]")
-            await stream.end()
+            await stream.send_last(msgspec.json.encode(done), b"[DONE]")
         return stream.response
 
 

@@ -94,12 +94,11 @@ class PictureChats:
                 await stream.send(_chunk(head, delta | {"content": [await self._part(picture)]}))
                 num_pictures += 1
             metrics = {"metrics": making.metrics()} if chat.wanted.has_metrics else {}
-            await stream.send(_chunk(head | metrics, {}, "stop"))
+            last = [_chunk(head | metrics, {}, "stop")]
             if chat.includes_usage:
                 usage = {"choices": [], "usage": _usage(chat, num_pictures)}
-                await stream.send(msgspec.json.encode(head | usage))
-            await stream.send(b"[DONE]")
-            await stream.end()
+                last.append(msgspec.json.encode(head | usage))
+            await stream.send_last(*last, b"[DONE]")
         return stream.response
 
     def _head(self, request: web.Request, chat: PictureChat, kind: str) -> dict[str, Any]:

@@ -155,9 +155,8 @@ class ImageRoutes:
                     name = f"{kind}.partial_image"
                     document["partial_image_index"] = num_previews[picture.index]
                     num_previews[picture.index] += 1
-                await stream.send(msgspec.json.encode({"type": name, **document}), name)
-            await stream.send(b"[DONE]")
-            await stream.end()
+                await stream.send(msgspec.json.encode({"type": name, **document}), event=name)
+            await stream.send_last(b"[DONE]")
         return stream.response
 
     async def _event(self, picture: Picture) -> dict[str, Any]:

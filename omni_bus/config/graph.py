@@ -25,6 +25,14 @@ from omni_bus.wire.frames import RouteEdge
 
 EDGE_FORM = '"source.port -> target.port", with "in" and "out" for the client\'s side'
 
+WINDOW = 8
+"""Chunks that an edge's receiver grants ahead, where the pipeline does not say how many."""
+
+WINDOWS = {"text": 16}
+"""The same for kinds whose chunks are small and many. A grant comes back every half of a window and costs both ends
+nearly as much as a token does, with 8 a tenth of all that they do. With 32, a thousand streams that outrun their reader
+have so many chunks under way that each costs more (`scripts/results/profile.md`)."""
+
 _NAME = r"([A-Za-z0-9_-]+)"
 _EDGE = re.compile(rf"\s*{_NAME}\.{_NAME}\s*->\s*{_NAME}\.{_NAME}\s*")
 _GOOD_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -240,8 +248,8 @@ class _PipelineDraft:
                     source_port=edge.source_port,
                     target=edge.target,
                     target_port=edge.target_port,
-                    kind=self._source_kind(edge) or self._target_kind(edge) or "",
-                    window_chunks=config.window_chunks,
+                    kind=(kind := self._source_kind(edge) or self._target_kind(edge) or ""),
+                    window_chunks=config.window_chunks or WINDOWS.get(kind, WINDOW),
                     window_bytes=config.window_bytes,
                 )
                 for edge in self._edges.values()

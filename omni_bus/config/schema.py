@@ -70,8 +70,9 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     routing: Routing = "prefix"
     """Which replica of a stage a request gets: ``prefix`` the one with the fewest outstanding tokens, less those of a
     prompt that it has seen the beginning of; ``least_tokens`` without looking at prompts; ``round_robin``."""
-    window_chunks: Count = 8
-    """Chunks that an edge's receiver grants ahead."""
+    window_chunks: Count | None = None
+    """Chunks that an edge's receiver grants ahead; by default 16 of text, which comes token by token, and 8 of
+    everything else."""
     window_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
     """Bytes that an edge's receiver grants ahead."""
 

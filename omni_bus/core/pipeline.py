@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,8 +18,11 @@ OUT = "out"
 """The target of edges that carry what the client gets."""
 
 
-class Pipeline(msgspec.Struct, frozen=True):
-    """A checked graph: acyclic, every stage reachable from `in` and leading to `out`."""
+class Pipeline(msgspec.Struct, frozen=True, dict=True):
+    """A checked graph: acyclic, every stage reachable from `in` and leading to `out`.
+
+    What every request asks of it is worked out once; nobody changes what is returned.
+    """
 
     name: str
     serve_as: str
@@ -36,17 +40,17 @@ class Pipeline(msgspec.Struct, frozen=True):
     params: dict[str, dict[str, Any]] = {}
     """What a request may set on each stage: the JSON Schema of each parameter, by its name."""
 
-    @property
+    @cached_property
     def inputs(self) -> dict[str, str]:
         """Input ports of the pipeline and the payload kind of each."""
         return {edge.source_port: edge.kind for edge in self.edges if edge.source == IN}
 
-    @property
+    @cached_property
     def outputs(self) -> dict[str, str]:
         """Output ports of the pipeline and the payload kind of each."""
         return {edge.target_port: edge.kind for edge in self.edges if edge.target == OUT}
 
-    @property
+    @cached_property
     def stages(self) -> tuple[str, ...]:
         """Stage names in the order in which the edges name them."""
         names = (name for edge in self.edges for name in (edge.source, edge.target))

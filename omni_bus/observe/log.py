@@ -65,6 +65,8 @@ class _LevelFilter(logging.Filter):
 def log_to_stderr(actor: str, level: str) -> None:
     """Send this process's log lines to standard error as JSON."""
     number = logging.getLevelNamesMapping()[level]
+    # A line names none of these, and each record would look them up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(actor))
     handler.addFilter(_LevelFilter(number))

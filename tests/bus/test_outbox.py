@@ -13,6 +13,7 @@ import zmq
 from omni_bus.bus.inbox import Inbox
 from omni_bus.bus.outbox import BacklogLimits, Outbox
 from omni_bus.bus.sockets import SocketLimits
+from omni_bus.config.graph import WINDOWS
 from omni_bus.errors import BadFrame, BadInput, InputTooLarge
 from omni_bus.ids import Peer, Sender
 from omni_bus.wire.frames import Chunk, Goodbye, Ping
@@ -167,6 +168,25 @@ async def test_stuck_peer_gets_a_prefix_and_the_rest_is_counted(
     outbox.send(child.peer, Goodbye())
     assert await child.nonces() == []
     assert outbox.statistics().stuck == 0
+    await outbox.close(0)
+
+
+async def test_all_that_credit_allows_may_wait_for_a_peer_that_is_held_up(
+    context: Any, endpoint: str, children: list[Child]
+) -> None:
+    child = Child(endpoint, 1)
+    children.append(child)
+    outbox = Outbox(context, ANN, on_stuck=refuse_stuck)
+    child.stop()
+
+    for seq in range(WINDOWS["text"]):
+        for i in range(10_000):
+            outbox.send(child.peer, Chunk(f"r{i}", 0, seq, Text(" word")))
+    await asyncio.sleep(0)
+
+    counts = outbox.statistics()
+    assert (counts.stuck, counts.dropped) == (0, 0)
+    assert counts.waiting > 100_000
     await outbox.close(0)
 
 

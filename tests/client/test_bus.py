@@ -15,6 +15,7 @@ from actors.coordinator import CoordinatorActor
 from actors.stage import StageActor
 from adapters import ADAPTERS
 from omni_bus.client import BusClient, End, Item
+from omni_bus.config.graph import WINDOWS
 from omni_bus.config.load import load
 from omni_bus.errors import (
     BadFrame,
@@ -181,7 +182,7 @@ async def test_slow_reader_holds_a_window_and_slows_nobody(bus: Bus, client: Bus
     # While it is not read, others come and go until the stage has suspended it.
     while not bus.stage.stats.suspended:
         assert len(await words_of(await ask(client, tokens=5))) == 5
-    assert len(slow._events) <= 8
+    assert len(slow._events) <= WINDOWS["text"]
     assert bus.stage.stats.buffered_bytes < 10_000
 
     slow.cancel()

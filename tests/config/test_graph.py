@@ -91,6 +91,13 @@ def test_good_graph_becomes_a_pipeline_with_kinds_and_windows() -> None:
     assert pipeline.non_idempotent == {"voice"}
 
 
+def test_a_window_is_longer_where_a_chunk_is_a_token() -> None:
+    pipeline = _build({"llm": LLM, "voice": VOICE}, *GOOD).pipelines["p"]
+
+    windows = {edge.kind: edge.window_chunks for edge in pipeline.edges}
+    assert windows["json"] == windows["audio"] < windows["text"]
+
+
 def test_empty_deployment_lacks_stages_and_pipelines() -> None:
     assert [problem.path for problem in build({}, {}, {}, {}).problems] == [("stages",), ("pipelines",)]
 

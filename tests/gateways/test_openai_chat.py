@@ -22,8 +22,8 @@ from omni_bus.wire.frames import RouteEdge
 
 CHAT = "/v1/chat/completions"
 PAST_THE_FIRST_WINDOWS = 40
-"""A step that comes only when the gateway has taken the first pieces: an edge's window is 8 chunks. An earlier failure
-may reach it, by way of the coordinator, before them."""
+"""A step that comes only when the gateway has taken the first pieces: an edge's window is 16 chunks of text. An earlier
+failure may reach it, by way of the coordinator, before them."""
 SPOKEN = """
 [stages.llm]
 adapter = "synthetic-text"

@@ -8,16 +8,17 @@ encoder of words. Wants a GPU; there is no data to fetch. Prints how many clips 
 `moving_emoji.judge`.
 
 `--from` goes on from a folder's weights. Its decoder and its transformer may do so at once, on two GPUs, since neither
-changes the latents; what isn't in FOLDER yet comes from the other folder in the end:
+changes the latents; what isn't in FOLDER yet comes from the other folder in the end. Each part is saved every minute:
 
-    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only decoder --vae-seconds 400
-    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only transformer --seconds 400
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only decoder --vae-seconds 420
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only transformer --seconds 420
     python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only evaluate
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ import torch
 from emoji_sprites import BACKGROUNDS, OBJECTS
 from moving_emoji import FRAMES, HELD_OUT, MOTIONS, SIZE, Painter, judge, random_clip
 from wan_at_once import difference
-from wan_training import MAX_WORDS, SHIFT, TRAINED, draw_pool, encode_pool, train_transformer, train_vae
+from wan_training import MAX_WORDS, SHIFT, TRAINED, draw_pool, encode_pool, lay_out, train_transformer, train_vae
 
 PAD, UNKNOWN = "<pad>", "<unk>"
+MODELS = ("vae", "transformer", "text_encoder")
 
 
 def make_tokenizer() -> Any:
@@ -146,22 +148,27 @@ def old_pipeline(folder: Path, newer: Path | None = None) -> Any:
         for name, kind in classes.items()
         if newer is not None and (newer / name).is_dir()
     }
+    if newer is not None and not parts:
+        raise SystemExit(f"{newer}: there is no part of a model (wanted: {', '.join(classes)})")
     print(f"from {folder}: {[name for name in classes if name not in parts]}, from {newer}: {list(parts)}", flush=True)
     return WanPipeline.from_pretrained(folder, dtype=torch.float32, **parts)
 
 
-def keep(pipeline: Any, folder: Path, names: list[str]) -> None:
-    """Save these parts of it, or without any the whole, in float16; the models go on with what was saved."""
-    for model in pipeline.components.values():
-        if isinstance(model, torch.nn.Module):
-            model.half()
+def keep(pipeline: Any, folder: Path, *names: str) -> None:
+    """Save these models of it in float16."""
     for name in names:
-        getattr(pipeline, name).save_pretrained(folder / name)
-    if not names:
-        pipeline.save_pretrained(folder)
-    for model in pipeline.components.values():
-        if isinstance(model, torch.nn.Module):
-            model.float()
+        model = copy.deepcopy(getattr(pipeline, name)).half()
+        lay_out(model, torch.contiguous_format)
+        model.save_pretrained(folder / name)
+
+
+def keep_whole(pipeline: Any, folder: Path) -> None:
+    """Save all of it in float16; it goes on with what was saved."""
+    for name in MODELS:
+        getattr(pipeline, name).half()
+    pipeline.save_pretrained(folder)
+    for name in MODELS:
+        getattr(pipeline, name).float()
 
 
 def train(pipeline: Any, painter: Painter, given: argparse.Namespace) -> None:
@@ -171,16 +178,20 @@ def train(pipeline: Any, painter: Painter, given: argparse.Namespace) -> None:
     print(f"pool of {given.pool}: {time.monotonic() - started:.0f} s", flush=True)
     print(f"all frames at once or one by one: {difference(pipeline.vae, pool.video(slice(2)))}", flush=True)
     is_new = given.start is None
+
+    def save_vae() -> None:
+        keep(pipeline, given.folder, "vae")
+
     if is_new:
-        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch)
+        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch, save_vae)
     latents = encode_pool(pipeline.vae, pool, 128, is_new=is_new)
     print(f"its latents: {time.monotonic() - started:.0f} s", flush=True)
     if given.only == "decoder":
-        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch, latents)
+        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch, save_vae, latents)
     else:
         train_transformer(
             pipeline.transformer, pipeline.text_encoder, pipeline.tokenizer, pool.prompts, latents, given.seconds,
-            given.batch,
+            given.batch, lambda: keep(pipeline, given.folder, "transformer", "text_encoder"),
         )  # fmt: skip
 
 
@@ -214,10 +225,8 @@ def main() -> None:
     pipeline.to(device)
     if given.only != "evaluate":
         train(pipeline, painter, given)
-    keep(
-        pipeline, given.folder, {"decoder": ["vae"], "transformer": ["transformer", "text_encoder"]}.get(given.only, [])
-    )
     if given.only in (None, "evaluate"):
+        keep_whole(pipeline, given.folder)
         pipeline.set_progress_bar_config(disable=True)
         for steps, guidance in ((12, 2.0), (20, 3.0)):
             evaluate(pipeline, painter, given.folder, given.count, steps, guidance)

@@ -19,6 +19,8 @@ from torch.nn import functional
 from wan_at_once import decode_at_once, encode_at_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moving_emoji import Painter
 
 MAX_WORDS = 16
@@ -26,6 +28,7 @@ MAX_WORDS = 16
 SHIFT = 5.0
 """The scheduler's shift of noise levels, in training as in drawing."""
 TRAINED = [name for name in OBJECTS if name not in HELD_OUT]
+SAVE_EVERY_S = 60.0
 NOISE = 0.2
 """How much noise, at most, latents have from which the decoder learns; theirs has deviation 1."""
 
@@ -49,10 +52,36 @@ class Averages:
         torch._foreach_lerp_(self._averages, [parameter.detach() for parameter in self._parameters], share)
 
     @torch.no_grad()
-    def apply(self) -> None:
-        """Make them the parameters."""
+    def swap(self) -> None:
+        """Let them be the parameters, and the parameters be kept here; once more, and all is as it was."""
         for parameter, average in zip(self._parameters, self._averages, strict=True):
+            last = parameter.clone()
             parameter.copy_(average)
+            average.copy_(last)
+
+
+class Watch:
+    """How long a training has gone on, and whether it is time to save; a machine may be gone before the end."""
+
+    def __init__(self, seconds: float, averages: Averages, save: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._averages = averages
+        self._save = save
+        self._started = self._saved = time.monotonic()
+        self.elapsed = 0.0
+
+    def goes_on(self) -> bool:
+        """Return whether there is time left; saves the averages every minute, and leaves them in place at the end."""
+        now = time.monotonic()
+        self.elapsed = now - self._started
+        is_over = self.elapsed >= self._seconds
+        if is_over or now - self._saved > SAVE_EVERY_S:
+            self._averages.swap()
+            self._save()
+            self._saved = now
+            if not is_over:
+                self._averages.swap()
+        return not is_over
 
 
 @dataclass(frozen=True)
@@ -142,23 +171,38 @@ def vae_loss(vae: Any, video: torch.Tensor, latents: torch.Tensor | None) -> tup
 
 def take_fastest_layout(vae: Any, video: torch.Tensor, latents: torch.Tensor | None) -> None:
     """Lay out the weights as a few steps of training are fastest, which depends on the GPU and cuDNN."""
+    synchronize = torch.cuda.synchronize if video.is_cuda else lambda: None
     seconds = {}
     for layout in (torch.contiguous_format, torch.channels_last_3d):
-        vae.to(memory_format=layout)
+        lay_out(vae, layout)
         for _ in range(3):
             vae_loss(vae, video, latents)[0].backward()
-        torch.cuda.synchronize()
+        synchronize()
         started = time.monotonic()
         for _ in range(5):
             vae_loss(vae, video, latents)[0].backward()
-        torch.cuda.synchronize()
+        synchronize()
         seconds[layout] = (time.monotonic() - started) / 5
         vae.zero_grad(set_to_none=True)
     print(f"seconds a step by layout: {seconds}", flush=True)
-    vae.to(memory_format=min(seconds, key=lambda layout: seconds[layout]))
+    lay_out(vae, min(seconds, key=lambda layout: seconds[layout]))
 
 
-def train_vae(vae: Any, pool: Pool, seconds: float, batch: int, latents: torch.Tensor | None = None) -> None:
+def lay_out(vae: Any, layout: torch.memory_format) -> None:
+    """Lay out the weights of three-dimensional convolutions; `Module.to` fails at those of others."""
+    for parameter in vae.parameters():
+        if parameter.ndim == 5:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+
+
+def train_vae(
+    vae: Any,
+    pool: Pool,
+    seconds: float,
+    batch: int,
+    save: Callable[[], None],
+    latents: torch.Tensor | None = None,
+) -> None:
     """Train for so many seconds; with the clips' latents the decoder only, so that latents stay as they are."""
     device = pool.pixels.device.type
     vae.requires_grad_(latents is None)
@@ -169,14 +213,13 @@ def train_vae(vae: Any, pool: Pool, seconds: float, batch: int, latents: torch.T
         chosen = torch.randint(len(pool.pixels), (batch,), device=device)
         return pool.video(chosen), None if latents is None else latents[chosen].float()
 
-    if device != "cpu":
-        take_fastest_layout(vae, *some())
+    take_fastest_layout(vae, *some())
     parameters = [parameter for parameter in vae.parameters() if parameter.requires_grad]
     averages = Averages(parameters)
     optimiser = torch.optim.AdamW(parameters, 1e-3, betas=(0.9, 0.98), weight_decay=1e-4, fused=device != "cpu")
-    started, step = time.monotonic(), 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        optimiser.param_groups[0]["lr"] = rate(elapsed, seconds, step, 1.5e-3)
+    watch, step = Watch(seconds, averages, save), 0
+    while watch.goes_on():
+        optimiser.param_groups[0]["lr"] = rate(watch.elapsed, seconds, step, 1.5e-3)
         loss, error = vae_loss(vae, *some())
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -184,11 +227,10 @@ def train_vae(vae: Any, pool: Pool, seconds: float, batch: int, latents: torch.T
         optimiser.step()
         averages.update(step)
         if step % 100 == 0:
-            print(f"vae step {step}: error {error.item():.4f}, {elapsed:.0f} s", flush=True)
+            print(f"vae step {step}: error {error.item():.4f}, {watch.elapsed:.0f} s", flush=True)
         step += 1
     print(f"vae: {step} steps", flush=True)
-    averages.apply()
-    vae.to(memory_format=torch.contiguous_format)
+    lay_out(vae, torch.contiguous_format)
 
 
 def train_transformer(
@@ -199,6 +241,7 @@ def train_transformer(
     latents: torch.Tensor,
     seconds: float,
     batch: int,
+    save: Callable[[], None],
     peak: float = 1.5e-3,
 ) -> None:
     """Train for so many seconds by flow matching; `peak` is the largest learning rate."""
@@ -209,9 +252,9 @@ def train_transformer(
     averages = Averages(parameters)
     optimiser = torch.optim.AdamW(parameters, peak, betas=(0.9, 0.98), weight_decay=0.01, fused=device != "cpu")
     forward = torch.compile(transformer) if device != "cpu" else transformer
-    started, step = time.monotonic(), 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        optimiser.param_groups[0]["lr"] = rate(elapsed, seconds, step, peak)
+    watch, step = Watch(seconds, averages, save), 0
+    while watch.goes_on():
+        optimiser.param_groups[0]["lr"] = rate(watch.elapsed, seconds, step, peak)
         chosen = torch.randint(len(latents), (batch,), device=device)
         clean = latents[chosen].float()
         noise = torch.randn_like(clean)
@@ -231,7 +274,6 @@ def train_transformer(
         optimiser.step()
         averages.update(step)
         if step % 500 == 0:
-            print(f"step {step}: loss {loss.item():.4f}, {elapsed:.0f} s", flush=True)
+            print(f"step {step}: loss {loss.item():.4f}, {watch.elapsed:.0f} s", flush=True)
         step += 1
     print(f"transformer: {step} steps", flush=True)
-    averages.apply()

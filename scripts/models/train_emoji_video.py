@@ -1,11 +1,11 @@
-"""Trains configs/models/emoji-t2v: words to 25 frames of a moving emoji, in the layout of diffusers' WanPipeline.
+"""Trains a text-to-video model: words to 25 frames of a moving emoji, in the layout of diffusers' WanPipeline.
 
-    python scripts/models/emoji_sprites.py SPRITES.npz
     python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --vae-seconds 300 --seconds 600
 
 Wan's causal video VAE (4 x in time, 4 x in space, 16 channels) first, then Wan's transformer together with a UMT5
-encoder of words. Wants a GPU; there is no data to fetch. Prints how many clips of prompts show what the prompt says, by
-`moving_emoji.judge`.
+encoder of words. Wants a GPU; there is no data to fetch: SPRITES.npz is `sprites.npz` beside this file. Prints how many
+clips of prompts show what the prompt says, by `moving_emoji.judge`. On an H200 it begins after 50 s; a step of the
+decoder with 32 clips takes 0.1 s, one of the transformer with 256 0.06 s.
 
 `--from` goes on from a folder's weights. Its decoder and its transformer may do so at once, on two GPUs, since neither
 changes the latents; what isn't in FOLDER yet comes from the other folder in the end. Each part is saved every minute:

@@ -16,6 +16,7 @@ import torch
 from emoji_sprites import OBJECTS
 from moving_emoji import FRAMES, HELD_OUT, SIZE, random_clip
 from torch.nn import functional
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from wan_at_once import decode_at_once, encode_at_once
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Averages:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the parameters after this step."""
-        share = 1 - min(0.9995, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._averages, [parameter.detach() for parameter in self._parameters], share)
+        average = get_ema_multi_avg_fn(min(0.9995, (1 + step) / (10 + step)))
+        average(self._averages, [parameter.detach() for parameter in self._parameters], step)
 
     @torch.no_grad()
     def swap(self) -> None:

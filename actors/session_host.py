@@ -194,6 +194,11 @@ class SessionHost:
         """So complete the turn sounds."""
         self.perform(self.core.on_judged(pause, score, self.now))
 
+    def on_vad_left(self, stream: int, heard_ms: float) -> None:
+        """The detector's replica is drained."""
+        self._detector = None
+        self.perform(self.core.on_vad_left(stream, heard_ms, self.now))
+
     def on_vad_failed(self, stream: int, message: str) -> None:
         """The detector is gone."""
         self._detector = None

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from omni_bus.client import End, Item
-from omni_bus.core.pipeline import IN, OUT
+from omni_bus.core.pipeline import IN
 from omni_bus.core.session.config import ServerVad
 from omni_bus.core.session.effects import ChatMessage, ClipPart, ImagePart
 from omni_bus.core.session.input_buffer import RATE_HZ
@@ -159,18 +159,29 @@ class Detector(Asking):
             "min_speech_ms": detection.min_speech_duration_ms,
             "min_silence_ms": max(32, candidate_ms(self._config)),
             "pause_ms": CANDIDATE_MS,
+            "until_drained": True,
         }
+        heard_s: Any = None
         (port,) = [name for name in SPEECH if name in self.pipeline.outputs][:1]
         async with await self._submit((port,), self._honoured(wanted)) as request:
             feeding = asyncio.create_task(self._feed(request))
             try:
                 async for event in request:
-                    if isinstance(event, Item):
-                        self._on_speech(event.payload)
+                    match event:
+                        case Item(payload=payload):
+                            self._on_speech(payload)
+                        case End(finish=finish):
+                            heard_s = finish.detail.get("heard")
+                        case _:
+                            pass
             finally:
                 feeding.cancel()
                 await asyncio.wait([feeding])
-        self.host.on_vad_failed(self._stream, "the detector of speech ended")
+        self.has_room.set()
+        if isinstance(heard_s, int | float):
+            self.host.on_vad_left(self._stream, heard_s * 1000)
+        else:
+            self.host.on_vad_failed(self._stream, "the detector of speech ended")
 
     async def _feed(self, request: Request) -> None:
         with contextlib.suppress(OmniBusError):  # the reader of the request is told as well
@@ -300,11 +311,12 @@ class Answer(Asking):
     def _params(self) -> dict[str, dict[str, Any]]:
         options = self._wanted.options
         readers = tuple({e.target: None for e in self.pipeline.edges if e.source == IN and e.source_port == "messages"})
-        voices = tuple({e.source: None for e in self.pipeline.edges if e.target == OUT and e.target_port == "audio"})
         written = self._honoured({"max_tokens": options.max_output_tokens, "temperature": options.temperature}, readers)
         speed = None if options.speed == 1 else options.speed
-        spoken = self._honoured({"voice": options.voice, "speed": speed}, voices)
-        return {stage: {**written.get(stage, {}), **spoken.get(stage, {})} for stage in (*readers, *voices)}
+        spoken = self._honoured(
+            {"voice": options.voice, "speed": speed}
+        )  # where sound is made in stages, not the last's
+        return {stage: {**written.get(stage, {}), **params} for stage, params in spoken.items()}
 
     async def _send(self, request: Request, outputs: tuple[str, ...]) -> None:
         inputs = {edge.source_port for edge in self.pipeline.needed(outputs) if edge.source == IN}

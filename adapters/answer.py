@@ -74,6 +74,8 @@ class Answer:
         self._num_unsent = 0
         self.token_ids: list[int] = []
         """What was chosen so far."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that needn't be computed, for the account."""
 
     @property
     def is_argmax(self) -> bool:
@@ -150,7 +152,8 @@ class Answer:
     def _finish(self, reason: str, detail: dict[str, Any]) -> Finish:
         if reason == "stop" and self._parts.num_calls:
             reason = "tool_calls"
-        return Finish(reason, Usage(self._limits.num_prompt_tokens, len(self.token_ids)), detail)
+        usage = Usage(self._limits.num_prompt_tokens, len(self.token_ids), self.num_cached_tokens)
+        return Finish(reason, usage, detail)
 
     def _sorted(self, text: str, *, is_last: bool = False) -> Outputs:
         """Return a text's parts, each on its port."""

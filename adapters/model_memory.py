@@ -37,9 +37,11 @@ class Files:
     Args:
         options: which model, and what it computes with.
         has_accelerator: whether ``auto`` means an accelerator.
+        part: of a model in several: the name that its weights begin with, and that its configuration is under.
     """
 
-    def __init__(self, options: ModelOptions, *, has_accelerator: bool) -> None:
+    def __init__(self, options: ModelOptions, *, has_accelerator: bool, part: str = "") -> None:
+        self._part = part
         self.device = options.device
         self.folder = local_folder(options.model)
         self.is_default = options.model == smollm2.NAME
@@ -51,7 +53,9 @@ class Files:
         """The configuration, empty if it isn't here."""
         if self.is_default:
             return smollm2.SHAPE
-        return _read(self.folder / "config.json") if self.folder is not None else {}
+        whole = _read(self.folder / "config.json") if self.folder is not None else {}
+        own = whole.get(f"{self._part}_config") if self._part else whole
+        return own if isinstance(own, dict) else {}
 
     @property
     def number_bytes(self) -> int:
@@ -100,7 +104,7 @@ class Files:
 
     def memory(self, *, prefix: str = "", cache: int = 0, activations: int = 0) -> Memory | None:
         """Return what a replica takes, None where the weights aren't here to be counted."""
-        weights = self.weights(prefix)
+        weights = self.weights(prefix or (f"{self._part}." if self._part else ""))
         return None if weights is None else Memory(self.device, weights, cache, activations)
 
 

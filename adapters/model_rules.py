@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters import smollm2
+from adapters.diffusion.families import Family
 from omni_bus.errors import BadInput
-from omni_bus.resolution import ModelRule
+from omni_bus.resolution import INDEX, ModelRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +30,28 @@ ENCODERS = frozenset(
     }
 )
 """Architectures whose only use here is a text's vector."""
+
+PICTURES = frozenset(
+    {
+        *("AuraFlowPipeline", "ChromaPipeline", "Lumina2Pipeline", "PixArtSigmaPipeline", "PRXPixelPipeline"),
+        *("SanaPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
+        *(
+            f"{name}{kind}Pipeline"
+            for name in ("Flux", "QwenImage", "StableDiffusion", "StableDiffusion3", "StableDiffusionXL", "ZImage")
+            for kind in ("", "Img2Img", "Inpaint")
+        ),
+    }
+)
+"""Diffusers' pipelines that make pictures and were run here."""
+
+CLIPS = frozenset(
+    {
+        *("CogVideoXPipeline", "HunyuanVideoPipeline", "LTXPipeline", "LTX2Pipeline", "MochiPipeline", "WanPipeline"),
+        *("CogVideoXVideoToVideoPipeline", "LTXImageToVideoPipeline", "WanImageToVideoPipeline"),
+        "WanVideoToVideoPipeline",
+    }
+)
+"""Those that make videos."""
 
 
 def is_embedding(checkpoint: Checkpoint) -> bool:
@@ -80,6 +103,31 @@ def speech_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
                 f"model: '{checkpoint.model}' names no codec (processor_config.json, audio_tokenizer)", field="model"
             )
     return {"stages": {"codec": {"model": codec}}}
+
+
+def speaks(checkpoint: Checkpoint) -> bool:
+    """Whether an omni model has a talker: some are published with the thinker alone."""
+    return checkpoint.config.get("enable_audio_output") is not False
+
+
+def diffusion_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the edges of what a pipeline of diffusers begins with besides a prompt, and of the sound of its videos.
+
+    PRX in pixels has shapes to choose from at one size only, and refuses to choose at others.
+    """
+    family = Family(checkpoint.diffusers_class)
+    is_video = "video" in family.media
+    name = "video" if is_video else "picture"
+    inputs = {"images": family.takes_image, "mask": family.needs_mask, "video": family.needs_video}
+    ports = [port for port, is_needed in inputs.items() if is_needed]
+    outputs = [*sorted(family.media, reverse=True), "progress", *(() if is_video else ("preview",))]
+    edges = [f"in.{port} -> {name}.{port}" for port in ("prompt", *ports)]
+    found: dict[str, Any] = {
+        "pipelines": {name: {"edges": edges + [f"{name}.{port} -> out.{port}" for port in outputs]}}
+    }
+    if family.class_name == "PRXPixelPipeline" and checkpoint.table(INDEX).get("default_sample_size", 1024) != 1024:
+        found["stages"] = {name: {"call": {"use_resolution_binning": False}}}
+    return found
 
 
 RULES: tuple[ModelRule, ...] = (
@@ -154,6 +202,42 @@ RULES: tuple[ModelRule, ...] = (
         stages=("moshi",),
         pipeline="moshi",
         model_types=frozenset({"moshi"}),
+    ),
+    ModelRule(
+        name="qwen2.5-omni",
+        config="qwen2_5_omni",
+        reason="text and speech together, by a thinker, a talker and a vocoder",
+        stages=("thinker", "talker", "token2wav"),
+        pipeline="omni",
+        model_types=frozenset({"qwen2_5_omni"}),
+        predicate=speaks,
+    ),
+    ModelRule(
+        name="qwen3-omni",
+        config="qwen3_omni",
+        reason="text and speech together, by a thinker, a talker and a vocoder",
+        stages=("thinker", "talker", "code2wav"),
+        pipeline="omni",
+        model_types=frozenset({"qwen3_omni_moe"}),
+        predicate=speaks,
+    ),
+    ModelRule(
+        name="diffusers-image",
+        config="diffusers_image",
+        reason="pictures on diffusers",
+        stages=("picture",),
+        pipeline="picture",
+        diffusers_classes=PICTURES,
+        settings=diffusion_settings,
+    ),
+    ModelRule(
+        name="diffusers-video",
+        config="video",
+        reason="videos on diffusers",
+        stages=("video",),
+        pipeline="video",
+        diffusers_classes=CLIPS,
+        settings=diffusion_settings,
     ),
     ModelRule(
         name="diffusers-audio",

@@ -91,6 +91,13 @@ class KvPool:
             values[offset + begin : offset + end].transpose(0, 1).unsqueeze(0),
         )
 
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Put the keys and values of a slot's first tokens into another slot."""
+        begin, to = source * self.context_length, target * self.context_length
+        for pools in self._layers.values():
+            for pool in pools:
+                pool[to : to + num_tokens] = pool[begin : begin + num_tokens]
+
     def slots(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of whole slots' keys and values, each (slots, context_length, kv_heads, head_dim)."""
         keys, values = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from adapters.departure import Departure
 from adapters.handover import on_thread
 from adapters.packages import missing
 from adapters.speech_input import INSTALL_SOXR, RATE_HZ, speech_of
@@ -47,6 +48,8 @@ class SileroVadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_silence_ms: Annotated[int, Meta(ge=32, le=60_000)] | None = None
     pause_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None
     pad_ms: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    until_drained: bool = False
+    """End in the first silence after the replica was drained, wherever the sound is: for callers who come again."""
 
 
 class SileroVad(StreamingEngine):
@@ -67,6 +70,7 @@ class SileroVad(StreamingEngine):
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="silero-vad")
+        self._departure = Departure()
         self._idle: list[Any] = []
         """Models that no request has, each as new."""
 
@@ -92,6 +96,10 @@ class SileroVad(StreamingEngine):
         self._idle.append(self._thread.submit(_model_blocking).result())
         report("weights", 1.0)
 
+    def on_drained(self, *, is_drained: bool) -> None:
+        """Let those go who asked for it."""
+        self._departure.on_drained(is_drained=is_drained)
+
     def close(self) -> None:
         """Give the models and the thread back."""
         self._thread.shutdown()
@@ -110,8 +118,12 @@ class SileroVad(StreamingEngine):
             if model is None:
                 model = await on_thread(self._thread, _model_blocking)
             frames = _Frames(model)
-            async with aclosing(speech_of(inputs)) as speech:
-                async for samples in speech:
+            leaves = request.params.until_drained
+            async with (
+                aclosing(speech_of(inputs)) as speech,
+                aclosing(self._departure.pieces(speech, lambda: leaves and not segmenter.is_speech)) as pieces,
+            ):
+                async for samples in pieces:
                     for probability in await on_thread(self._thread, frames.feed_blocking, samples):
                         for found in segmenter.feed(probability):
                             if found.port in request.outputs:
@@ -123,10 +135,14 @@ class SileroVad(StreamingEngine):
             if model is not None:
                 model.reset()
                 self._idle.append(model)
-        yield Finish(detail={"seconds": frames.num_samples / RATE_HZ, "speech_seconds": segmenter.speech_s})
+        detail: dict[str, Any] = {"seconds": frames.num_samples / RATE_HZ, "speech_seconds": segmenter.speech_s}
+        if leaves and self._departure.is_due:
+            detail["heard"] = segmenter.heard_s
+        yield Finish(detail=detail)
 
     def _options_for(self, params: SileroVadParams) -> SegmentOptions:
         given = {name: value for name, value in msgspec.structs.asdict(params).items() if value is not None}
+        del given["until_drained"]
         return msgspec.structs.replace(self.options, **given)
 
 

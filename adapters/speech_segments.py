@@ -74,6 +74,16 @@ class Segmenter:
         self.speech_s = 0.0
         """Of all segments so far, without padding."""
 
+    @property
+    def is_speech(self) -> bool:
+        """Somebody speaks, or might."""
+        return self._start is not None
+
+    @property
+    def heard_s(self) -> float:
+        """How much came."""
+        return self._num_frames * FRAME_S
+
     def feed(self, probability: float) -> Iterator[Speech]:
         """Take the next frame; yields what it makes certain."""
         frame, self._num_frames = self._num_frames, self._num_frames + 1

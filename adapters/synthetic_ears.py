@@ -7,10 +7,12 @@ tell whose sound it got. Work, time and faults are those of `adapters.synthetic_
 from __future__ import annotations
 
 from array import array
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
+from adapters.departure import Departure
 from adapters.synthetic_shapes import Progress, SyntheticStream
 from adapters.synthetic_work import StreamingOptions, WorkParams, plan_of
 from omni_bus.engine import EngineRequest, Inputs
@@ -20,6 +22,8 @@ from omni_bus.wire.payloads import Audio, Json, Payload, Text, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from omni_bus.engine import Context
 
 FRAME_S = 0.02
 
@@ -47,6 +51,8 @@ class VadParams(WorkParams, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     min_silence_ms: Milliseconds | None = None
     pause_ms: Milliseconds | None = None
     loudness: Loudness | None = None
+    until_drained: bool = False
+    """End in the first quiet after the replica was drained, wherever the sound is: for callers who come again."""
 
 
 class SyntheticVad(SyntheticStream):
@@ -60,40 +66,56 @@ class SyntheticVad(SyntheticStream):
     Options = VadOptions
     Params = VadParams
 
+    def __init__(self, options: VadOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self._departure = Departure()
+
+    def on_drained(self, *, is_drained: bool) -> None:
+        """Let those go who asked for it."""
+        self._departure.on_drained(is_drained=is_drained)
+
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Take sound and listen to it, frame by frame."""
         plan: VadOptions = plan_of(self.options, request.params)
         heard_s = changed_at = 0.0
         is_speech = is_paused = False
         rest = b""
-        with Progress(self._workload, plan) as progress:
-            async for piece in inputs.port("audio"):
-                samples, rate_hz = _samples(piece)
-                data = rest + samples
-                frame_bytes = 2 * round(rate_hz * FRAME_S)
-                whole = len(data) - len(data) % frame_bytes
-                rest = data[whole:]
-                for start in range(0, whole, frame_bytes):
-                    await progress.step()
-                    is_loud = loudness(data[start : start + frame_bytes]) >= plan.loudness
-                    if is_loud == is_speech:
-                        changed_at = heard_s + FRAME_S
-                    heard_s += FRAME_S
-                    quiet_ms = (heard_s - changed_at) * 1000 + 1e-6
-                    if is_paused and is_loud:
-                        is_paused = False
-                        yield "speech", Json({"type": "resume", "at": heard_s - FRAME_S, "heard": heard_s})
-                    elif is_speech and not is_paused and 0 < plan.pause_ms <= min(quiet_ms, plan.min_silence_ms - 1):
-                        is_paused = True
-                        yield "speech", Json({"type": "pause", "at": changed_at, "heard": heard_s})
-                    needed_ms = plan.min_silence_ms if is_speech else plan.min_speech_ms
-                    if (heard_s - changed_at) * 1000 >= needed_ms - 1e-6 and is_loud != is_speech:
-                        is_speech, is_paused = is_loud, False
-                        value = {"type": "start" if is_speech else "end", "at": changed_at, "heard": heard_s}
-                        changed_at = heard_s
-                        if "speech" in request.outputs:
-                            yield "speech", Json(value)
-        yield Finish(detail={"seconds": heard_s})
+        leaves = request.params.until_drained
+        rested = self._departure.pieces(
+            inputs.port("audio"), lambda: leaves and not is_speech and changed_at == heard_s
+        )
+        async with aclosing(rested) as pieces:
+            with Progress(self._workload, plan) as progress:
+                async for piece in pieces:
+                    samples, rate_hz = _samples(piece)
+                    data = rest + samples
+                    frame_bytes = 2 * round(rate_hz * FRAME_S)
+                    whole = len(data) - len(data) % frame_bytes
+                    rest = data[whole:]
+                    for start in range(0, whole, frame_bytes):
+                        await progress.step()
+                        is_loud = loudness(data[start : start + frame_bytes]) >= plan.loudness
+                        if is_loud == is_speech:
+                            changed_at = heard_s + FRAME_S
+                        heard_s += FRAME_S
+                        quiet_ms = (heard_s - changed_at) * 1000 + 1e-6
+                        if is_paused and is_loud:
+                            is_paused = False
+                            yield "speech", Json({"type": "resume", "at": heard_s - FRAME_S, "heard": heard_s})
+                        elif (
+                            is_speech and not is_paused and 0 < plan.pause_ms <= min(quiet_ms, plan.min_silence_ms - 1)
+                        ):
+                            is_paused = True
+                            yield "speech", Json({"type": "pause", "at": changed_at, "heard": heard_s})
+                        needed_ms = plan.min_silence_ms if is_speech else plan.min_speech_ms
+                        if (heard_s - changed_at) * 1000 >= needed_ms - 1e-6 and is_loud != is_speech:
+                            is_speech, is_paused = is_loud, False
+                            value = {"type": "start" if is_speech else "end", "at": changed_at, "heard": heard_s}
+                            changed_at = heard_s
+                            if "speech" in request.outputs:
+                                yield "speech", Json(value)
+        left = {"heard": heard_s} if leaves and self._departure.is_due else {}
+        yield Finish(detail={"seconds": heard_s, **left})
 
 
 class SyntheticAsr(SyntheticStream):

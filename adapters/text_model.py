@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 EMITS = {"text": "text", "reasoning": "text", "tool_calls": "json", "rendered": "json"}
 """Output ports of a stage that writes text."""
 
-UNHONOURED = ("cache_salt",)
-
 Candidates = list[list[tuple[int, float]] | None]
 
 
@@ -62,6 +60,7 @@ class TextModel:
         device: Any,
         media: Collection[str] = (),
         lora: Collection[str] | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         """Prepare.
 
@@ -74,6 +73,7 @@ class TextModel:
             device: where logits are.
             media: input ports beside ``prompt``.
             lora: adapters that requests may name; None where the engine can't use any.
+            shares_prefixes: whether what was computed of a prompt may serve another.
         """
         self.vocabulary = vocabulary
         self.context_length = context_length
@@ -81,6 +81,9 @@ class TextModel:
         self._max_characters = context_length * longest_token
         self._adapter = adapter
         self._lora = lora
+        self._unhonoured = tuple(
+            name for name, is_so in (("lora", lora is not None), ("cache_salt", shares_prefixes)) if not is_so
+        )
         self._options = options
         self._device = device
         self._honours = HONOURS | frozenset(media)
@@ -178,7 +181,7 @@ class TextModel:
             BadInput: names the field.
         """
         params: SamplingParams = request.params
-        refuse_unhonoured(params, UNHONOURED if self._lora is not None else (*UNHONOURED, "lora"), self._adapter)
+        refuse_unhonoured(params, self._unhonoured, self._adapter)
         check_name(params.lora, self._lora or ())
         if params.prompt_logprobs is not None and "rendered" not in request.outputs:
             raise BadInput(

@@ -2,7 +2,8 @@
 
 Each step is one forward pass of the model (`adapters.packed_batch`): one token for each request that decodes, and up
 to `prefill_chunk` tokens of prompts, so that a long prompt doesn't hold the others up. Requests join and leave
-between steps; one that is not named in a step keeps its place. Any model of transformers whose attention can be
+between steps; one that is not named in a step keeps its place. A prompt that begins as one that was read before goes
+on from there (`adapters.slots`). Any model of transformers whose attention can be
 exchanged and whose layers cache keys and values is served; another is refused when it is loaded.
 """
 
@@ -22,6 +23,7 @@ from adapters.lora import LoraSwitch, check_lora
 from adapters.model_memory import Files
 from adapters.packed_batch import ATTENTION, MAX_ROWS, KvPool, PackedForward, Piece, register_attention
 from adapters.sampling import SamplingParams
+from adapters.slots import Slots
 from adapters.text_model import EMITS, TextModel, TextOptions, vocabulary_of
 from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, check_model
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, StepEngine
@@ -29,11 +31,12 @@ from omni_bus.errors import OmniBusError, Overloaded, StageFailed, StartFailed
 from omni_bus.wire.frames import Finish, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     import torch
 
     from adapters.answer import Answer
+    from adapters.slots import Taken
     from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
@@ -135,6 +138,8 @@ class TransformersText(StepEngine):
     emits: ClassVar[dict[str, str]] = EMITS
     Options = TransformersTextOptions
     Params = SamplingParams
+    part: ClassVar[str] = ""
+    """Of a model in several, for the account of its memory."""
 
     _forward: PackedForward
     _lora: LoraSwitch
@@ -143,13 +148,13 @@ class TransformersText(StepEngine):
     _context_length: int
     _prefill_chunk: int
     _pool: KvPool
+    _slots: Slots
 
     def __init__(self, options: TransformersTextOptions, context: Context) -> None:
         super().__init__(options, context)
         self.max_num_seqs = options.max_num_seqs
         self.max_resident = options.max_resident
         self._running: dict[RequestId, _Running] = {}
-        self._free_slots = list(range(options.max_resident - 1, -1, -1))
 
     @classmethod
     def check(cls, options: TransformersTextOptions) -> list[str]:
@@ -165,7 +170,7 @@ class TransformersText(StepEngine):
     @classmethod
     def memory(cls, options: TransformersTextOptions, *, has_accelerator: bool) -> Memory | None:
         """Return what a replica takes."""
-        files = Files(options, has_accelerator=has_accelerator)
+        files = Files(options, has_accelerator=has_accelerator, part=cls.part)
         length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
         chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
         return files.memory(
@@ -202,8 +207,10 @@ class TransformersText(StepEngine):
             context_length=self._context_length,
             device=self._device,
             lora=self.options.lora,
+            shares_prefixes=True,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
+        self._slots = Slots(self.max_resident, self._prefill_chunk)
         self._forward = self._forward_on(model, self._pool)
         self._warm_up(model, report)
 
@@ -257,22 +264,40 @@ class TransformersText(StepEngine):
         """
         if request.id in self._running:
             raise ValueError(f"request {request.id} was added twice")
-        if not self._free_slots:
+        if not self._slots.num_free:
             raise Overloaded(f"all {self.max_resident} slots (max_resident) are taken")
         prompt = self._model.read(inputs.get("prompt", []))
         text = self._model.text(prompt)
         ids = self._token_ids(prompt, text, inputs)
         self._model.check(request, prompt, len(ids))
-        running = _Running(
+        answer = self._model.answer(request, prompt, text, ids)
+        taken = self._take_slot(ids, request.params)
+        answer.num_cached_tokens = taken.num_shared
+        self._running[request.id] = _Running(
             id=request.id,
-            slot=self._free_slots[-1],
+            slot=taken.slot,
             prompt=ids,
             params=request.params,
             outputs=request.outputs,
-            answer=self._model.answer(request, prompt, text, ids),
+            answer=answer,
+            num_computed=taken.num_shared,
         )
-        self._free_slots.pop()
-        self._running[request.id] = running
+
+    def _take_slot(self, ids: list[int], params: SamplingParams) -> Taken:
+        """Return a slot with as much of a prompt as is known."""
+        taken = self._slots.take(ids, self._prefix_key(params))
+        if taken.source != taken.slot:
+            import torch
+
+            with torch.inference_mode():
+                self._pool.copy(taken.source, taken.slot, taken.num_shared)
+        return taken
+
+    def _prefix_key(self, params: SamplingParams) -> Hashable | None:
+        """Return what keys and values of a prompt depend on besides its tokens; None where none can be shared."""
+        if params.prompt_logprobs is not None:  # which are of all its tokens
+            return None
+        return params.lora, params.seed is None, params.cache_salt
 
     def _token_ids(self, prompt: Prompt, text: str | None, inputs: dict[str, list[Payload]]) -> list[int]:
         """Return the prompt's tokens; `inputs` have what comes beside it."""
@@ -302,6 +327,7 @@ class TransformersText(StepEngine):
                 parts = logits.split([piece.num_rows for _, piece in together])
                 for (running, piece), part in zip(together, parts, strict=True):
                     last = running.take_rows(piece, part)
+                    self._slots.hold(running.slot, running.num_computed)
                     # A prompt that isn't read to its end has no next token yet.
                     if running.num_waiting == 0:
                         events.extend(self._render(running))
@@ -352,6 +378,7 @@ class TransformersText(StepEngine):
             try:
                 outputs, finish = running.answer.advance(logits[index], best[index], tokens[index])
             except OmniBusError as error:
+                self._slots.forget(running.slot)
                 self.abort(running.id)
                 events.append(Failure(running.id, error))
                 continue
@@ -371,7 +398,7 @@ class TransformersText(StepEngine):
         """Drop a request; its slot is free at once."""
         running = self._running.pop(request, None)
         if running is not None:
-            self._free_slots.append(running.slot)
+            self._slots.give_back(running.slot)
 
     def close(self) -> None:
         """Let go of the weights and the pool."""
@@ -384,7 +411,7 @@ class TransformersText(StepEngine):
         """Return how many requests and tokens are held."""
         return Statistics(
             num_active=len(self._running),
-            num_free_slots=len(self._free_slots),
+            num_free_slots=self._slots.num_free,
             num_tokens=sum(running.num_computed for running in self._running.values()),
             pool_bytes=self._pool.size_bytes,
         )

@@ -277,13 +277,18 @@ class HttpGateway(Gateway):
         """Return who sends a request: a caller's name, empty where no key is needed; None for no valid key."""
         if not self._keys.is_guarded:
             return ""
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        keys = [key.strip()] if scheme.lower() in SCHEMES else []
-        if websockets.is_upgrade(request):
-            prefix = websockets.KEY_PROTOCOL
-            keys += [name.removeprefix(prefix) for name in websockets.offered(request) if name.startswith(prefix)]
-        owners = [owner for key in keys if (owner := self._keys.owner(key)) is not None]
+        owners = [owner for key in keys_of(request) if (owner := self._keys.owner(key)) is not None]
         return owners[0] if owners else None
+
+
+def keys_of(request: web.Request) -> list[str]:
+    """Return the keys that a request came with, whatever they are good for."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    keys = [key.strip()] if scheme.lower() in SCHEMES else []
+    if websockets.is_upgrade(request):
+        prefix = websockets.KEY_PROTOCOL
+        keys += [name.removeprefix(prefix) for name in websockets.offered(request) if name.startswith(prefix)]
+    return keys
 
 
 def is_open(request: web.Request) -> bool:

@@ -116,6 +116,10 @@ class KeyRing:
                 owner = caller
         return owner
 
+    def is_caller(self, name: str) -> bool:
+        """Whether somebody of this name has a key."""
+        return any(caller == name for _, caller in self._owners)
+
     def reload(self) -> None:
         """Read everything again: all of it counts from now on, or, if something is wrong, what was there before."""
         owners, fault = self._owners, ""

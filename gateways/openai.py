@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -47,6 +48,7 @@ from gateways.openai_media import MessageMedia
 from gateways.openai_models import find_model, model_card, models_of
 from gateways.openai_voices import VoicesRoutes, built_in
 from gateways.openapi import Answer, Operation
+from gateways.realtime import client_secrets
 from gateways.realtime import route as realtime
 from gateways.realtime.turn import TurnAudioEvents
 from gateways.robot import route as robots
@@ -175,6 +177,9 @@ class OpenAIGateway(HttpGateway):
         reader = VideoReader(self.client, self._models, self._media, media, self.options, settings_of(self.options))
         self._videos = VideosRoutes(self.client, reader, self._video_pool, self.options, self.state_dir)
         self._live_video = videos_live.LiveVideoRoute(self.client, reader, self._video_pool, self.options)
+        self._client_secrets = client_secrets.ClientSecrets(
+            self._models, self.options, Path(self.state_dir), self._keys.is_caller
+        )
         self._realtime = realtime.RealtimeRoute(
             self.client,
             self._models,
@@ -226,6 +231,7 @@ class OpenAIGateway(HttpGateway):
             (images.GENERATIONS, self._images.generate),
             ("/v1/audio/speech", self._speech.handle),
             ("/v1/audio/speech/batch", self._speech_batch.handle),
+            (client_secrets.PATH, self._client_secrets.create),
         ):
             app.router.add_post(path, handler, expect_handler=self.expect)
         for path in realtime.PATHS:
@@ -281,6 +287,17 @@ class OpenAIGateway(HttpGateway):
         app.router.add_get(f"{VIDEOS}/{{video_id}}/content", videos.content)
         app.router.add_get(videos_live.PATH, self._live_video.handle, allow_head=False)
         app.cleanup_ctx.append(videos.lifetime)
+
+    def caller_of(self, request: web.Request) -> str | None:
+        """Return who sends a request; one that opens a live conversation may come with a client secret."""
+        caller = super().caller_of(request)
+        if caller or request.path not in realtime.PATHS:
+            return caller
+        secret = self._client_secrets.take(request)
+        if secret is None:
+            return caller
+        request[client_secrets.CLIENT_SECRET] = secret
+        return secret.caller if caller is None else caller
 
     async def idle(self) -> None:
         """Return when no video is being made that its caller left to us."""
@@ -385,6 +402,7 @@ def operations() -> list[Operation]:
         openai_completions.OPERATION,
         *openai_tokenize.OPERATIONS,
         openai_embeddings.OPERATION,
+        client_secrets.OPERATION,
         openai_sound.OPERATION,
         *images.OPERATIONS,
         openai_speech.OPERATION,

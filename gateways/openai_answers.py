@@ -117,7 +117,7 @@ class FileDeleted(Exact, frozen=True):
 
 
 class Usage(Exact, frozen=True):
-    """Tokens of the text."""
+    """Tokens of the prompt and of the text; in the details cached ones, and each modality's where a stage tells."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -396,6 +396,15 @@ class EmbeddingList(Exact, frozen=True):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+class RealtimeClientSecret(Exact, frozen=True):
+    """A key that opens live conversations for a time."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]
+    """That conversations begin with, as session.created shows it."""
 
 
 class ServerLoad(Exact, frozen=True):

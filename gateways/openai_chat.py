@@ -22,7 +22,7 @@ from gateways.http import (
 from gateways.openai_answers import ChatCompletion, ChatCompletionChunk
 from gateways.openai_chat_answer import Answer, AudioDelta, ChunkWriter, render_blocking
 from gateways.openai_chat_body import Chat, parse
-from gateways.openai_choice import Choice, Ends, read_rendered, read_tool_call, usage_document
+from gateways.openai_choice import Choice, Ends, chat_usage, read_rendered, read_tool_call
 from gateways.openai_fields import for_choice
 from gateways.openai_messages import file_ids_of
 from gateways.openai_metrics import stage_metrics
@@ -134,7 +134,7 @@ class ChatRoute:
             model=chat.pipeline.serve_as,
             chats=(chat,) * len(choices),
             choices=choices,
-            usage=usage_document([[choice.ends.usage for choice in choices]]),
+            usage=chat_usage([[choice.ends for choice in choices]]),
             metrics=stage_metrics(chat.pipeline, [choice.ends for choice in choices]) if chat.has_metrics else None,
         )
         return await self.respond(answer)
@@ -239,7 +239,7 @@ class _ChatStream:
     async def end(self) -> None:
         """Send what comes after all events, to the mark of the end."""
         if self._chat.stream_options.include_usage:
-            usage = usage_document([[ends.usage for ends in self._ends]])
+            usage = chat_usage([self._ends])
             await self._stream.send(self._chunks.usage(usage))
         await self._stream.send(b"[DONE]")
         await self._stream.end()

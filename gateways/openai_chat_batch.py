@@ -11,7 +11,7 @@ from gateways.openai_answers import ChatCompletion
 from gateways.openai_chat import HEADERS, ChatRoute, collect, names_for
 from gateways.openai_chat_answer import Answer
 from gateways.openai_chat_body import schema as chat_schema
-from gateways.openai_choice import usage_document
+from gateways.openai_choice import chat_usage
 from gateways.openai_fields import MAX_CHOICES, flatten, harmless_properties, optional, refuse_unhonoured
 from gateways.openai_refusals import renamed
 from omni_bus.errors import BadInput
@@ -83,7 +83,7 @@ class ChatBatchRoute:
             model=chats[0].pipeline.serve_as,
             chats=tuple(chats),
             choices=choices,
-            usage=usage_document([[choice.ends.usage] for choice in choices]),
+            usage=chat_usage([[choice.ends] for choice in choices]),
         )
         return await self._chat.respond(answer)
 

@@ -36,6 +36,7 @@ from gateways.openai_fields import (
 )
 from gateways.openai_messages import Conversation, message_schema, read_messages
 from gateways.openai_models import (
+    DEFAULT_VOICE,
     IMAGE,
     MODALITIES,
     can_chat,
@@ -308,9 +309,15 @@ def _speech(body: dict[str, Any], fields: ChatFields, pipeline: Pipeline) -> dic
     speech = given(read_fields(Speech, body))
     if fields.speaker is not None:
         speech.setdefault("voice", fields.speaker)
+    name = "speaker" if "speaker" in body and "voice" not in body else "voice"
     if speech and not speakers_of(pipeline):
-        name = "speaker" if "speaker" in body and "voice" not in body else next(iter(speech))
+        name = name if "voice" in speech else next(iter(speech))
         raise refusal(name, body.get(name), f"null, as {pipeline.serve_as} makes no audio")
+    voice = speech.get("voice", "").lower()
+    if voice == DEFAULT_VOICE:
+        del speech["voice"]
+    elif voice and pipeline.voices and voice not in {known.lower() for known in pipeline.voices}:
+        raise refusal(name, speech["voice"], ", ".join((*pipeline.voices, DEFAULT_VOICE)))
     return speech
 
 

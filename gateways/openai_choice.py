@@ -84,6 +84,24 @@ class Ends:
         completion = usage.completion_tokens or self.num_tokens
         return Usage(usage.prompt_tokens, completion, usage.cached_tokens)
 
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """Tokens of the prompt's media, by OpenAI's names, where the stage that reads it tells them apart."""
+        writer = self._writer
+        return {} if writer is None else _counts(writer.detail.get("prompt_tokens_details"))
+
+    @property
+    def audio_tokens(self) -> int | None:
+        """Tokens that the sound was made of, where the stage that makes it counts them."""
+        found = [_counts(finish.detail) for finish in self._finishes.values()]
+        return next((counts["audio_tokens"] for counts in found if "audio_tokens" in counts), None)
+
+
+def _counts(said: Any) -> dict[str, int]:
+    """Return what is a number of tokens among what a stage said."""
+    found = said.items() if isinstance(said, dict) else ()
+    return {name: count for name, count in found if name.endswith("_tokens") and type(count) is int}
+
 
 def usage_document(usages: Iterable[Iterable[Usage]]) -> dict[str, Any]:
     """Return OpenAI's token counts of an answer.
@@ -104,6 +122,30 @@ def usage_document(usages: Iterable[Iterable[Usage]]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
         "completion_tokens_details": None,
     }
+
+
+def chat_usage(answers: Iterable[Iterable[Ends]]) -> dict[str, Any]:
+    """Return OpenAI's token counts of an answer, and where stages tell them apart those of each modality.
+
+    ``completion_tokens`` counts the text alone, as vLLM-Omni does; sound is beside it in its details.
+
+    Args:
+        answers: for each prompt the ends of its choices.
+    """
+    listed = [list(choices) for choices in answers]
+    document = usage_document([[ends.usage for ends in choices] for choices in listed])
+    media: dict[str, int] = {}
+    for choices in listed:
+        for name, count in next((ends.prompt_details for ends in choices if ends.prompt_details), {}).items():
+            media[name] = media.get(name, 0) + count
+    if media:
+        text = {"text_tokens": document["prompt_tokens"] - sum(media.values())}
+        document["prompt_tokens_details"] = text | media | (document["prompt_tokens_details"] or {})
+    sound = [ends.audio_tokens for choices in listed for ends in choices]
+    if any(count is not None for count in sound):
+        counts = {"text_tokens": document["completion_tokens"], "audio_tokens": sum(count or 0 for count in sound)}
+        document["completion_tokens_details"] = counts
+    return document
 
 
 class Choice:

@@ -167,8 +167,8 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Fields that would change the answer and that nothing here honours: the values that ask for nothing."""
 
-SHAPE = ("structure", "logprobs", "prompt_logprobs", "token_ids")
-"""Parameters of engines that say what an answer consists of."""
+SHAPE = ("structure", "logprobs", "prompt_logprobs", "token_ids", *Speech.__struct_fields__)
+"""Parameters of engines that say what an answer consists of, and who speaks it."""
 
 INERT = ("metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 """Fields of OpenAI that describe a request to its operator; they ask for nothing."""

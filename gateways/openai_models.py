@@ -37,6 +37,9 @@ OUTPUTS = {
 TEXT = "text"
 """The input port of pipelines that speak: what is to be said, in pieces that concatenate."""
 
+DEFAULT_VOICE = "default"
+"""A name that stands for each stage's own voice."""
+
 REFERENCE = "reference"
 """The input port, of pipelines that speak, for a voice that is to be spoken with: sound, one payload."""
 

@@ -23,7 +23,7 @@ from gateways.openai_fields import (
     properties_of,
     refuse_unhonoured,
 )
-from gateways.openai_models import REFERENCE, SOUND, TEXT, can_speak, find_model, speakers_of
+from gateways.openai_models import DEFAULT_VOICE, REFERENCE, SOUND, TEXT, can_speak, find_model, speakers_of
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import FORMATS, Format, allowed_rates
 from omni_bus.wire.payloads import Audio, Text
@@ -264,7 +264,7 @@ def voice_of(given: str | dict[str, Any] | None, name: str = "voice") -> str | N
     voice = given.strip().lower()
     if not voice or len(voice) > 256 or not voice.isprintable():
         raise refusal(name, given, "1 to 256 printable characters")
-    return None if voice == "default" else voice
+    return None if voice == DEFAULT_VOICE else voice
 
 
 def _delivery(fields: SpeechFields) -> Literal["whole", "audio", "sse"]:

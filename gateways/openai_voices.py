@@ -11,7 +11,7 @@ from gateways import openai_audio_answers as answers
 from gateways.forms import FRAMING_BYTES, read_form
 from gateways.http import KEY_NAME, json_response
 from gateways.openai_files import FilesOptions
-from gateways.openai_models import REFERENCE, find_model, speakers_of
+from gateways.openai_models import DEFAULT_VOICE, REFERENCE, find_model, speakers_of
 from gateways.openai_speech import check_reference_length
 from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from omni_bus.media.store import Entry
 
 PATH = "/v1/audio/voices"
-
-DEFAULT = "default"
-"""A name that stands for each stage's own voice."""
 
 ENDINGS = {
     ".mp3": "audio/mpeg",
@@ -126,7 +123,7 @@ OPERATIONS = (
 def built_in(pipelines: Mapping[str, Pipeline]) -> frozenset[str]:
     """Return the names of all voices that pipelines have by themselves, in lower case."""
     found = {voice.lower() for pipeline in pipelines.values() for voice in pipeline.voices}
-    return frozenset({DEFAULT, *found})
+    return frozenset({DEFAULT_VOICE, *found})
 
 
 class VoicesRoutes:

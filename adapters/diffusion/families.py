@@ -14,6 +14,7 @@ _VIDEO = re.compile(
     r"|^Kandinsky\d(T2V|I2V)|TextToVideo|VideoToVideo|ImageToVideo|^Lucy|^AnyFlow"
 )
 _NEEDS_IMAGE = re.compile(r"Img2Img|Inpaint|Fill|Edit|ImageToVideo|I2V|Upscale|Kontext(?=Inpaint)|Layered|Pix2Pix")
+_TAKES_IMAGE = re.compile(r"Kontext")
 _NEEDS_MASK = re.compile(r"Inpaint|Fill")
 _NEEDS_VIDEO = re.compile(r"VideoToVideo")
 _MANY_IMAGES = re.compile(r"EditPlus|^Flux2|ZImageOmni")
@@ -30,6 +31,7 @@ class Family:
     def __init__(self, class_name: str) -> None:
         self.class_name = class_name
         self.needs_image = bool(_NEEDS_IMAGE.search(class_name))
+        self.takes_image = self.needs_image or bool(_TAKES_IMAGE.search(class_name) or _MANY_IMAGES.search(class_name))
         self.needs_mask = bool(_NEEDS_MASK.search(class_name))
         self.needs_video = bool(_NEEDS_VIDEO.search(class_name))
         self.takes_many_images = bool(_MANY_IMAGES.search(class_name))

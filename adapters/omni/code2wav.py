@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from adapters.handover import on_thread, start_threads
+from adapters.model_memory import Files
 from adapters.omni.families import family_of
 from adapters.omni.vocoder import NewCodes
 from adapters.recorded import recording
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.omni.vocoder import SoundStream, Vocoder
-    from omni_bus.engine import Context, Report
+    from omni_bus.engine import Context, Memory, Report
 
 NAME = "omni-code2wav"
 
@@ -90,6 +91,13 @@ class OmniCode2Wav(StreamingEngine):
     def check(cls, options: Code2WavOptions) -> list[str]:
         """Return what is wrong with the options and can be seen without loading."""
         return check_model(NAME, options, ("torch", "transformers"))
+
+    @classmethod
+    def memory(cls, options: Code2WavOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes: weights; what a piece of sound takes depends on the model."""
+        found = Files(options, has_accelerator=has_accelerator).memory(prefix="code2wav.")
+        exact = msgspec.structs.replace(options, dtype="float32")  # as Qwen2.5's computes, whatever it is saved as
+        return found or Files(exact, has_accelerator=has_accelerator).memory(prefix="token2wav.")
 
     def load(self, report: Report) -> None:
         """Load the vocoder alone.

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from adapters.model_memory import Files
 from adapters.omni.families import family_of
+from adapters.omni.voices import voice_names
 from adapters.packed_batch import MAX_ROWS, Piece, with_filling
 from adapters.recorded import recording
 from adapters.sampling import SamplingParams
 from adapters.tensors import to_torch
 from adapters.token_choice import TokenChoice
-from adapters.transformers_model import ModelLoader, ModelOptions, check_model
+from adapters.transformers_model import DEFAULT_CONTEXT_LENGTH, ModelLoader, ModelOptions, check_model
 from adapters.transformers_text import CPU_PREFILL_CHUNK, DEVICE_PREFILL_CHUNK
 from omni_bus.engine import Context, EngineRequest, Event, Failure, Finished, Output, Starved, StepEngine
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.omni.talking import Beginning, TalkerModel
-    from omni_bus.engine import Report
+    from omni_bus.engine import Memory, Report
     from omni_bus.ids import RequestId
 
 NAME = "omni-talker"
@@ -155,6 +157,22 @@ class OmniTalker(StepEngine):
                 f"max_resident: {options.max_resident} came (allowed: at least max_num_seqs, {options.max_num_seqs})"
             )
         return problems
+
+    @classmethod
+    def voices(cls, options: TalkerOptions) -> tuple[str, ...]:
+        """Return the model's voices."""
+        return voice_names(options.model)
+
+    @classmethod
+    def memory(cls, options: TalkerOptions, *, has_accelerator: bool) -> Memory | None:
+        """Return what a replica takes."""
+        files = Files(options, has_accelerator=has_accelerator, part="talker")
+        length = files.context_length(options.context_length, DEFAULT_CONTEXT_LENGTH)
+        chunk = options.prefill_chunk or (CPU_PREFILL_CHUNK if files.on_cpu else DEVICE_PREFILL_CHUNK)
+        return files.memory(
+            cache=files.cache((options.max_resident + 1) * length),  # one slot is spare
+            activations=files.activations(chunk + options.max_num_seqs, options.max_num_seqs),
+        )
 
     def load(self, report: Report) -> None:
         """Load the talker alone, and run a token.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from adapters.lora import LoraSwitch
@@ -18,6 +19,7 @@ from adapters.packages import missing
 from adapters.packed_batch import KvPool, PackedForward, rows_of_pieces, with_filling
 from adapters.packed_decoder import PackedDecoder
 from adapters.recorded import recording
+from adapters.slots import Slots
 from adapters.tensors import as_hidden, as_tensor
 from adapters.text_model import EMITS, TextModel, vocabulary_of
 from adapters.transformers_model import INSTALL_ENGINE, ModelLoader
@@ -27,22 +29,27 @@ from adapters.transformers_text import (
     TransformersText,
     TransformersTextOptions,
 )
-from omni_bus.engine import Event, Output
+from omni_bus.engine import Event, Finished, Output
 from omni_bus.errors import OmniBusError, StageFailed, StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     import torch
 
     from adapters.omni.family import Family
     from adapters.packed_batch import Piece
+    from adapters.sampling import SamplingParams
+    from adapters.slots import Taken
     from omni_bus.engine import EngineRequest, Report
     from omni_bus.ids import RequestId
     from omni_bus.wire.payloads import Payload
     from omni_bus.wire.prompt import Prompt
 
 NAME = "omni-thinker"
+
+COUNTED = {"audio": "audio_tokens", "images": "image_tokens", "video": "video_tokens"}
+"""Input ports of media, and what their tokens are called in the account of a request."""
 
 
 class ThinkerOptions(TransformersTextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +74,8 @@ class EncodedPrompt(NamedTuple):
     """The position of the first token after it, in all three."""
     is_seen: torch.Tensor
     """Which tokens are pictures or clips: bool, (n,)."""
+    counts: dict[str, int]
+    """Tokens of media, by OpenAI's names."""
     deeper: Sequence[torch.Tensor]
     """Added to the states after the first layers, (tokens that are seen, width) each."""
 
@@ -168,8 +177,13 @@ class OmniThinker(TransformersText):
     optional_inputs: ClassVar[frozenset[str]] = frozenset({"images", "audio", "video"})
     emits: ClassVar[dict[str, str]] = EMITS | {"prompt_tokens": "tensor", "hidden": "hidden"}
     Options = ThinkerOptions
+    part: ClassVar[str] = "thinker"
 
     _thinking: ThinkerForward
+    _prompt_rows: dict[int, list[torch.Tensor]]
+    """By slot the rows of its prompt, piece by piece: of prompts of text, which others may begin with."""
+    _unsent: dict[RequestId, list[torch.Tensor]]
+    """Of requests of which nothing was sent yet, rows that were computed for another."""
     _family: Family
     _media: MediaReader
 
@@ -209,8 +223,12 @@ class OmniThinker(TransformersText):
             device=self._device,
             media=("images", "audio", "video"),
             lora=self.options.lora,
+            shares_prefixes=True,
         )
         self._pool = KvPool(self.max_resident, self._context_length)
+        self._slots = Slots(self.max_resident, self._prefill_chunk)
+        self._prompt_rows: dict[int, list[torch.Tensor]] = {}
+        self._unsent: dict[RequestId, list[torch.Tensor]] = {}
         self._forward = self._thinking = self._forward_on(model, self._pool)
         self._warm_up(model, report)
         if self._family.is_recordable and not (self.options.enforce_eager or loader.on_cpu or self.options.lora):
@@ -247,6 +265,17 @@ class OmniThinker(TransformersText):
             self.abort(request.id)
             raise StageFailed(f"encoding failed with {type(error).__name__}: {str(error)[:300]}") from error
         self._thinking.begin(running.slot, prompt)
+        self._unsent[running.id] = self._prompt_rows.get(running.slot, [])[:]
+
+    def _prefix_key(self, params: SamplingParams) -> Hashable | None:
+        # What a placeholder stands for isn't told by its token.
+        return None if any(self._read.counts.values()) else super()._prefix_key(params)
+
+    def _take_slot(self, ids: list[int], params: SamplingParams) -> Taken:
+        taken = super()._take_slot(ids, params)
+        known = self._prompt_rows.get(taken.source, [])
+        self._prompt_rows[taken.slot] = known[: taken.num_shared // self._prefill_chunk]
+        return taken
 
     def _token_ids(self, prompt: Prompt, text: str | None, inputs: dict[str, list[Payload]]) -> list[int]:
         text, self._read = self._media.read(prompt, text, inputs)
@@ -283,7 +312,8 @@ class OmniThinker(TransformersText):
             embeddings[ids == self._family.placeholders["audio"]] = heard.to(embeddings.dtype)
         positions = self._positions(ids, media)
         following = float(positions.max()) + 1
-        return EncodedPrompt(embeddings, positions, following, is_seen, [layer[is_seen] for layer in deeper])
+        counts = {name: media.counts.get(port, 0) for port, name in COUNTED.items()}
+        return EncodedPrompt(embeddings, positions, following, is_seen, counts, [layer[is_seen] for layer in deeper])
 
     def _positions(self, ids: torch.Tensor, media: Media) -> torch.Tensor:
         import torch
@@ -304,18 +334,23 @@ class OmniThinker(TransformersText):
 
     def step(self, requests: Sequence[RequestId]) -> Sequence[Event]:
         """Compute one token for each request, as the text engine does, and send the talker what it needs of it."""
+        import torch
+
         named = [self._running[id_] for id_ in requests]
-        prompts = {running.slot: self._thinking.prompt(running.slot) for running in named if not running.num_computed}
-        events = super().step(requests)
+        prompts = {running.id: self._thinking.prompt(running.slot) for running in named}
+        events = [_counted(event, prompts.get(event.request)) for event in super().step(requests)]
         sent: list[Event] = []
         for running in named:
             first, rows = self._thinking.rows.pop(running.slot, (0, None))
             if rows is None:
                 continue
-            prompt = prompts.get(running.slot)
-            if prompt is not None and "prompt_tokens" in running.outputs:
+            prompt, known = prompts[running.id], self._unsent.pop(running.id, None)
+            if first < len(running.prompt):
+                self._prompt_rows[running.slot].append(rows)
+            if prompt is not None and known is not None and "prompt_tokens" in running.outputs:
                 sent.append(Output(running.id, "prompt_tokens", self._prompt_tokens(running.prompt, prompt)))
             if "hidden" in running.outputs:
+                rows, first = (torch.cat([*known, rows]), 0) if known else (rows, first)
                 sent.append(Output(running.id, "hidden", as_hidden(rows, first, self.context.allocate)))
         return [*sent, *events]
 
@@ -330,11 +365,20 @@ class OmniThinker(TransformersText):
         running = self._running.get(request)
         if running is not None:
             self._thinking.end(running.slot)
+            self._unsent.pop(request, None)
         super().abort(request)
 
     def close(self) -> None:
         """Let go of the weights and the pool."""
         super().close()
-        for name in ("_thinking", "_thinker", "_media"):
+        for name in ("_thinking", "_thinker", "_media", "_prompt_rows", "_unsent"):
             if hasattr(self, name):
                 delattr(self, name)
+
+
+def _counted(event: Event, prompt: EncodedPrompt | None) -> Event:
+    """Return an event; an end says what of the prompt were media."""
+    if not isinstance(event, Finished) or prompt is None:
+        return event
+    detail = event.finish.detail | {"prompt_tokens_details": prompt.counts}
+    return Finished(event.request, msgspec.structs.replace(event.finish, detail=detail))

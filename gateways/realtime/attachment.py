@@ -19,12 +19,14 @@ from gateways.http import Terms
 from gateways.openai_models import EVENTS
 from gateways.problems import scrub, to_problem
 from gateways.realtime.beta import BetaDialect
+from gateways.realtime.client_secrets import CLIENT_SECRET
 from gateways.realtime.duplex import DuplexDialect
 from gateways.realtime.duplex_reading import NATIVE_OPENINGS
 from gateways.realtime.ga import GaDialect
 from gateways.realtime.native import NativeDialect
 from gateways.realtime.pictures import check_pictures
 from gateways.realtime.reading import event_id_of, read_frame, refusal, with_plain_numbers
+from gateways.realtime.session import session_patch
 from gateways.realtime.turn import TurnAudioEvents, TurnDialect, is_turn
 from omni_bus.client import Item
 from omni_bus.core.session import client_events as asked
@@ -76,6 +78,9 @@ class Attachment:
         self._query = request.query
         self._socket = socket
         self._terms = terms
+        secret = request.get(CLIENT_SECRET)
+        self._given: dict[str, Any] = {} if secret is None else secret.session
+        """The session object that the client's secret brings."""
         self._is_beta = "realtime=v1" in request.headers.get("OpenAI-Beta", "") or (
             BETA_PROTOCOL in websockets.offered(request)
         )
@@ -114,7 +119,7 @@ class Attachment:
             first = await self._first_frame() if self._waits else {}
             if first is None:
                 return
-            pipeline = self._route.find(self._query.get("model") or _model_of(first))
+            pipeline = self._route.find(self._query.get("model") or _model_of(first) or self._given.get("model"))
             self._dialect = self._first_dialect(pipeline, first)
             opening = self._opening(pipeline, first)
             await check_pictures(opening, self._route.media)
@@ -131,7 +136,9 @@ class Attachment:
 
         if self._is_duplex:
             is_native = self._path == DUPLEX_PATH and first.get("type") in NATIVE_OPENINGS
-            return (NativeDialect if is_native else DuplexDialect)(is_same_model, is_beta=self._is_beta)
+            return (NativeDialect if is_native else DuplexDialect)(
+                is_same_model, is_beta=self._is_beta, given=self._given
+            )
         return (BetaDialect if self._is_beta else GaDialect)(is_same_model)
 
     # --- the beginning ----------------------------------------------------------------------------------------
@@ -174,7 +181,8 @@ class Attachment:
         if not isinstance(dialect, DuplexDialect):
             kind = {"type": "transcription"} if self._query.get("intent") == "transcription" else {}
             name = f"sess_{secrets.token_hex(12)}"
-            return [asked.SessionOpen(session_id=name, session={"model": model, **kind})]
+            session = {**session_patch(self._given), "model": model, **kind}
+            return [asked.SessionOpen(session_id=name, session=session)]
         return dialect.first(first, model) if self._waits else dialect.opening({}, model)
 
     async def _attached(self, pipeline: Pipeline, opening: Events) -> None:

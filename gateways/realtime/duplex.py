@@ -38,10 +38,14 @@ class DuplexDialect:
     Args:
         is_same_model: whether a client's name for a model is the one that it talks to.
         is_beta: sound goes out under the beta dialect's names.
+        given: a session object; what the client says when it opens a session is laid over it.
     """
 
-    def __init__(self, is_same_model: Callable[[str], bool], *, is_beta: bool) -> None:
+    def __init__(
+        self, is_same_model: Callable[[str], bool], *, is_beta: bool, given: Mapping[str, Any] | None = None
+    ) -> None:
         self._reader = DuplexReader(is_same_model)
+        self._given = given or {}
         self._is_beta = is_beta
         self._session_id = ""
         self._epoch = 0
@@ -72,7 +76,7 @@ class DuplexDialect:
     ) -> asked.SessionOpen:
         return asked.SessionOpen(
             session_id=f"duplex-{secrets.token_hex(16)}",
-            session={**self._reader.session.opening_patch(session), "model": model},
+            session={**self._reader.session.opening_patch({**self._given, **session}), "model": model},
             is_resumable=is_resumable,
             event_id=event_id,
         )

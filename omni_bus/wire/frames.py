@@ -45,7 +45,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """How an edge's stream ended well: ``stop``, ``length`` (a token limit), ``tool_calls`` or an engine's own word.
 
     `detail` may have ``stop_reason``: the stop string, or the id of the token, that ended the text; and ``metrics``: by
-    stage, what this one and those before it did.
+    stage, what this one and those before it did. A stage that reads media may say ``prompt_tokens_details``, of its
+    prompt's tokens those of each kind, by OpenAI's names; one that makes sound ``audio_tokens``, what it is made of.
     """
 
     reason: str = "stop"

@@ -18,6 +18,7 @@ from drawn import begin_with, inputs_of, pixels_in, run  # type: ignore[import-n
 from adapters.diffusion import media
 from adapters.diffusion.engine import Diffusers
 from adapters.diffusion.joining import JOINS
+from adapters.model_rules import CLIPS, PICTURES
 from omni_bus.testing import make_engine
 
 if TYPE_CHECKING:
@@ -88,3 +89,9 @@ def _phases(result: Collected) -> list[str]:
 
 def test_models_that_are_joined_are_diffusers() -> None:
     assert [name for name in JOINS if not hasattr(diffusers, name)] == []
+
+
+def test_pipelines_that_are_served_by_name_are_those_that_run() -> None:
+    joint = {"LTX2Pipeline"}  # video and sound together: in test_diffusion.py
+
+    assert set(tiny_diffusion.PIPELINES) | joint == PICTURES | CLIPS

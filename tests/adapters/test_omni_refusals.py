@@ -12,6 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -117,6 +118,22 @@ def loaded(folder: str) -> Iterator[OmniThinker]:
     engine = make_engine(OmniThinker, {"model": folder, "context_length": 512})
     yield engine
     engine.close()
+
+
+def test_memory_is_told_part_by_part(folder: str, loaded: OmniThinker) -> None:
+    classes: tuple[Any, ...] = (OmniThinker, OmniTalker, OmniCode2Wav)
+    found = [
+        each.memory(msgspec.convert({"model": folder, "dtype": "float32"}, each.Options), has_accelerator=True)
+        for each in classes
+    ]
+    small: Any = msgspec.convert({"model": folder, "context_length": 512, "device": "cpu"}, OmniThinker.Options)
+    memory = OmniThinker.memory(small, has_accelerator=False)
+
+    weights = load_file(Path(folder) / "model.safetensors").values()
+    assert sum(memory.weights for memory in found) == sum(4 * weight.numel() for weight in weights)
+    assert [memory.cache > 0 for memory in found] == [True, True, False]
+    assert memory is not None
+    assert memory.cache == loaded.statistics().pool_bytes
 
 
 @pytest.fixture

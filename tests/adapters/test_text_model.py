@@ -115,6 +115,22 @@ def arguments_of(result: Collected) -> list[tuple[str | None, str]]:
 # --- prompts ------------------------------------------------------------------------------------------------
 
 
+def test_prompt_that_begins_as_another_goes_on_from_there(tiny: Tiny) -> None:
+    """A step reads 64 tokens, so that is what is shared; the answer is the same, and only the same salt shares."""
+    texts = [f"{WORDS} " * 18 + last for last in ("jumps", "sleeps")]
+    expected = [tiny.generate(text)[0] for text in texts]
+    assert expected[0] != expected[1]
+
+    def ask(index: int, **params: Any) -> tuple[bool, int]:
+        found = tiny.ask({"text": texts[index], "add_special_tokens": False}, {"token_ids": True, **params})
+        return ids_of(found) == expected[index], found.finish.usage.cached_tokens
+
+    assert ask(0) == (True, 0)
+    assert ask(1) == (True, 64)
+    assert ask(1, cache_salt="a") == (True, 0)
+    assert ask(0, cache_salt="a") == (True, 64)
+
+
 def test_every_form_of_a_prompt_comes_to_the_same(tiny: Tiny) -> None:
     messages = [{"role": "user", "content": WORDS}]
     text = tiny.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -443,7 +459,6 @@ def test_structure_begins_after_reasoning_that_the_prompt_began(thinker: Tiny) -
     [
         ({"text": WORDS}, {"logit_bias": {"49152": 1.0}}, "logit_bias"),
         ({"text": WORDS}, {"stop_token_ids": [49152]}, "stop_token_ids"),
-        ({"text": WORDS}, {"cache_salt": "a"}, "cache_salt"),
         ({"text": WORDS}, {"lora": "a"}, "lora"),
         ({"text": WORDS}, {"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"text": ""}, {}, "text"),

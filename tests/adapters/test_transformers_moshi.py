@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -18,6 +19,7 @@ import tiny  # type: ignore[import-not-found] (put on the path above)
 
 from adapters.moshi_model import MAX_TOP_K
 from adapters.moshi_prompt import PAUSE
+from adapters.recorded import Recorded
 from adapters.transformers_moshi import MoshiOptions, MoshiParams, TransformersMoshi
 from omni_bus.engine import EngineRequest, Finished, Output, Starved
 from omni_bus.errors import BadInput, ConfigError, OmniBusError, Overloaded, StartFailed
@@ -356,30 +358,85 @@ def test_prompt_that_can_not_be_is_refused_and_takes_no_row(
             driver.add({"audio": [audio(noise(1))]}, params)
 
 
+class Tape(TorchDispatchMode):
+    """Keeps which operations a call does on which tensors, and does them again on the same ones, as a CUDA graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        self.names.add(str(func).split(".")[1])
+        given = {place_of(tensor) for tensor in tensors((args, kwargs))}
+        if func._schema.is_mutable or any(place_of(tensor) not in given for tensor in tensors(output)):  # no mere view
+            self._calls.append((func, args, kwargs, tensors(output)))
+        return output
+
+    def replay(self) -> None:
+        """Write what the call wrote, where it wrote it; Python has no say in it any more."""
+        for func, args, kwargs, held in self._calls:
+            for old, new in zip(held, tensors(func(*args, **kwargs)), strict=True):
+                old.copy_(new)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def place_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Taped(Recorded):
+    """Replays on a CPU what a GPU would."""
+
+    def record(self, *inputs: torch.Tensor) -> None:
+        self._inputs = tuple(value.clone() for value in inputs)
+        with Tape() as tape:
+            self._outputs = self._function(*self._inputs)
+        self._graph = tape  # type: ignore[assignment] (it can `replay`)
+
+
+def test_replayed_steps_say_what_steps_say(persona: TransformersMoshi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that come and go, sampled, with a prompt and without."""
+    for module in ("moshi_model", "transformers_moshi"):
+        monkeypatch.setattr(f"adapters.{module}.Recorded", Taped)
+    options = {name: getattr(persona.options, name) for name in ("model", "max_num_seqs", "voices")}
+    taped = make_engine(TransformersMoshi, options | {"frame_period_s": 0})
+    said: list[list[Any]] = []
+    for engine in (persona, taped):
+        driver = StepDriver(engine)
+        first = driver.add({"audio": [audio(noise(12))]}, {"seed": 1})
+        driver.step()
+        gone = driver.add({"audio": [audio(noise(9, seed=6))]}, {"seed": 2})
+        driver.step()
+        driver.abort(gone)
+        primed = driver.add({"audio": [audio(noise(9, seed=7))]}, {"seed": 3, **PRIMED})
+        driver.run(first, primed)
+        said.append([driver.results[id_].outputs for id_ in (first, primed)])
+    taped.close()
+
+    assert said[0] == said[1]
+    assert len(said[0][0]) >= 12
+
+
 def test_step_waits_for_no_device_and_keeps_its_state_in_place(engine: TransformersMoshi) -> None:
     """Else a GPU could not replay it: no number is read back, none is brought from the host."""
-
-    class Ops(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: set[str] = set()
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.add(str(func).split(".")[1])
-            return func(*args, **(kwargs or {}))
-
     moshi, rows = engine._moshi, engine.max_num_seqs
     held = [*engine._mimi._up._states.values(), moshi._hidden, moshi._logits, moshi._text, moshi._codes, moshi._late]
     sound, active = torch.zeros(rows, 1, FRAME), torch.ones(rows, dtype=torch.bool)
-    with torch.inference_mode(), Ops() as ops:
+    with torch.inference_mode(), Tape() as tape:
         noise_of_all = moshi.silent_noise()
         engine._advances(sound, active, noise_of_all)
         moshi._reads(moshi._text, moshi._codes[:, :1], moshi._codes, active)
         moshi._speaks(active, noise_of_all)
 
     waiting = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "lift_fresh", "unique", "item"}
-    assert ops.names >= {"scaled_dot_product_attention", "index_put_"}
-    assert not ops.names & waiting
+    assert tape.names >= {"scaled_dot_product_attention", "index_put_"}
+    assert not tape.names & waiting
     now = [*engine._mimi._up._states.values(), moshi._hidden, moshi._logits, moshi._text, moshi._codes, moshi._late]
     assert [id(tensor) for tensor in now] == [id(tensor) for tensor in held]
 

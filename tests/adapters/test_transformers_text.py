@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from adapters import smollm2
+from adapters.slots import Slots
 from adapters.transformers_text import TransformersText, TransformersTextOptions
 from omni_bus.engine import Failure, Output
 from omni_bus.errors import BadInput, Overloaded, StageFailed, StartFailed
@@ -109,6 +110,8 @@ def engine(loaded: TransformersText) -> Iterator[TransformersText]:
     yield loaded
     for request in list(loaded._running):
         loaded.abort(request)
+    # Nobody goes on from what another test has read.
+    loaded._slots = Slots(loaded.max_resident, loaded._prefill_chunk)
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +227,13 @@ def test_freed_slot_serves_the_next_request(asker: Asker, reference: Reference) 
     for _ in range(8):
         asker.step()
     slot = asker._running[aborted].slot
+    others = [asker.ask(FRANCE) for _ in range(8)]  # which leave no other slot
     asker.abort(aborted)
 
     request = asker.ask(FRANCE)
     assert asker._running[request].slot == slot
+    for other in others:
+        asker.abort(other)
     asker.run()
 
     assert asker.ids(request) == reference.generate(FRANCE)

@@ -39,6 +39,15 @@ FILES: dict[str, dict[str, Any]] = {
         "config.json": {"architectures": ["WhisperForConditionalGeneration"]} | {"model_type": "whisper"}
     },
     "moshi": {"config.json": {"model_type": "moshi", "architectures": ["MoshiForConditionalGeneration"]}},
+    "qwen2.5-omni": {
+        "config.json": {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"]}
+        | {"enable_audio_output": True}
+    },
+    "qwen3-omni": {
+        "config.json": {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"]}
+    },
+    "diffusers-image": {"model_index.json": {"_class_name": "PRXPixelPipeline"}},
+    "diffusers-video": {"model_index.json": {"_class_name": "WanPipeline"}},
     "diffusers-audio": {"model_index.json": {"_class_name": "StableAudioPipeline"}},
 }
 """What a checkpoint's folder holds, by the rule that serves it."""
@@ -119,6 +128,39 @@ def test_dias_codec_is_where_its_processor_says(tmp_path: Path) -> None:
     assert load(save(tmp_path / "m", files)).config.stages["codec"].options["model"] == codec
     with pytest.raises(ConfigError, match="names no codec"):
         load(save(tmp_path / "m", files | {"processor_config.json": {}}))
+
+
+def test_omni_model_without_a_talker_is_not_taken_for_one_that_speaks(tmp_path: Path) -> None:
+    files = {"config.json": {"model_type": "qwen3_omni_moe", "enable_audio_output": False}}
+
+    with pytest.raises(ConfigError, match="qwen3-omni matched, and its predicate said no"):
+        load(save(tmp_path / "m", files))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"),
+    [
+        ("FluxPipeline", {"prompt"}, {"image", "progress", "preview"}),
+        ("FluxKontextPipeline", {"prompt", "images"}, {"image", "progress", "preview"}),
+        ("ZImageInpaintPipeline", {"prompt", "images", "mask"}, {"image", "progress", "preview"}),
+        ("WanPipeline", {"prompt"}, {"video", "progress"}),
+        ("WanImageToVideoPipeline", {"prompt", "images"}, {"video", "progress"}),
+        ("CogVideoXVideoToVideoPipeline", {"prompt", "video"}, {"video", "progress"}),
+        ("LTX2Pipeline", {"prompt"}, {"video", "audio", "progress"}),
+    ],
+)
+def test_diffusion_pipeline_has_the_ports_of_its_class(
+    name: str, inputs: set[str], outputs: set[str], tmp_path: Path
+) -> None:
+    [pipeline] = load(save(tmp_path / "m", {"model_index.json": {"_class_name": name}})).pipelines.values()
+
+    assert (set(pipeline.inputs), set(pipeline.outputs)) == (inputs, outputs)
+
+
+def test_diffusion_model_that_ships_is_served_by_its_folder() -> None:
+    found = load(str(Path(model.__file__).parents[2] / "configs" / "models" / "emoji-t2i"))
+
+    assert found.config.stages["picture"].options["call"] == {"use_resolution_binning": False}
 
 
 def test_settings_of_the_command_line_come_after_the_models(tmp_path: Path) -> None:

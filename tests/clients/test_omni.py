@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import sys
 import wave
 from pathlib import Path
@@ -34,6 +35,9 @@ SHIPPED = {
     "qwen3_omni": ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "qwen3-omni", tiny_omni.qwen3),
 }
 """Configurations, the model that each has, what it is served as, and a tiny one of its kind."""
+
+FRAME = {"qwen2.5-omni": 480, "qwen3-omni": 1920}
+"""Samples that a frame of codes comes to."""
 
 PARAMS = {
     "omni-thinker": "{ temperature = 0.0, max_tokens = 12 }",
@@ -102,7 +106,13 @@ async def test_text_and_speech_stream_together(client: openai.AsyncOpenAI, shipp
     assert kinds.count("text") > 3
     assert {chunk.choices[0].index for chunk in chunks if chunk.choices} == {0}
     assert sum(bool(chunk.choices and chunk.choices[0].finish_reason) for chunk in chunks) == 1
-    assert chunks[-1].usage.completion_tokens == 12
+    usage = chunks[-1].usage
+    assert usage.completion_tokens == 12
+    of_prompt, of_answer = dict(usage.prompt_tokens_details), dict(usage.completion_tokens_details)
+    assert sum(of_prompt[f"{kind}_tokens"] for kind in ("text", "audio", "image", "video")) == usage.prompt_tokens
+    assert min(of_prompt["text_tokens"], of_prompt["image_tokens"], of_prompt["audio_tokens"]) > 5
+    assert of_answer["text_tokens"] == 12
+    assert 16 <= of_answer["audio_tokens"] <= 20
 
 
 async def test_speech_is_as_long_as_its_codes(client: openai.AsyncOpenAI, shipped: tuple[str, str]) -> None:
@@ -113,7 +123,13 @@ async def test_speech_is_as_long_as_its_codes(client: openai.AsyncOpenAI, shippe
     with wave.open(io.BytesIO(base64.b64decode(message.audio.data))) as wav:
         assert wav.getframerate() == 24_000
         samples = np.frombuffer(wav.readframes(wav.getnframes()), "<i2")
-    assert len(samples) > 0
+    assert answer.usage is not None
+    of_prompt, of_answer = answer.usage.prompt_tokens_details, answer.usage.completion_tokens_details
+    assert of_prompt is not None
+    assert of_answer is not None
+    assert dict(of_prompt)["text_tokens"] == answer.usage.prompt_tokens
+    assert of_prompt.audio_tokens == 0
+    assert math.ceil(len(samples) / FRAME[shipped[1]]) == of_answer.audio_tokens  # Qwen3's last frame is cut short
     assert samples.std() > 100
 
 
@@ -133,6 +149,8 @@ async def test_voices_sound_different(client: openai.AsyncOpenAI, shipped: tuple
 
     data = [sound.data for sound in sounds if sound is not None]
     assert data[0] != data[1] == data[2]
+    listed = await client.get("/audio/voices", cast_to=dict[str, Any])
+    assert listed["voices"] == ["chelsie", "default", "ethan"]
 
 
 async def test_what_the_model_cannot_take_is_refused_by_name(
@@ -149,5 +167,6 @@ async def test_what_the_model_cannot_take_is_refused_by_name(
             await client.chat.completions.create(**fields(shipped[1], *parts, **more))
 
         assert param in str(caught.value.param) or param in caught.value.message, caught.value.message
+        assert param != "voice" or "helsie" in caught.value.message
     answer = await client.chat.completions.create(**fields(shipped[1], a_sound(channels=8, level=0), "Silence?"))
     assert answer.choices[0].message.content

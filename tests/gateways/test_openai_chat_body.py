@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateways.openai_chat_body import KNOWN, ChatFields, Template, parse, schema
@@ -284,6 +285,21 @@ def test_voice_of_a_silent_model_is_refused(name: str) -> None:
     assert "writer-1 makes no audio" in error.message
 
 
+@pytest.mark.parametrize("name", ["voice", "speaker"])
+def test_voice_is_one_of_those_that_the_pipeline_has(name: str) -> None:
+    models = {"omni": msgspec.structs.replace(SPOKEN, voices=("Chelsie", "Ethan"))}
+
+    def params(voice: str) -> Any:
+        return parse({"messages": HELLO, name: voice}, models).params
+
+    assert params("ethan") == {"voice": {"voice": "ethan"}}
+    assert params("Default") == {}
+    with pytest.raises(BadInput) as caught:
+        params("Bob")
+    assert caught.value.field == name
+    assert caught.value.message == f"{name}: 'Bob' came (allowed: Chelsie, Ethan, default)"
+
+
 def test_parameters_by_stage_replace_the_others() -> None:
     chat = parse_with(temperature=1, speed=2, sampling_params_list=[{"tokens": 3}])
 
@@ -295,6 +311,8 @@ def test_parameters_by_stage_leave_what_the_answer_consists_of() -> None:
     chat = parse_with(logprobs=True, temperature=1, sampling_params_list=[{"tokens": 3}])
 
     assert chat.params == {"llm": {"logprobs": 0, "tokens": 3}}
+    chat = parse_with(voice="heart", sampling_params_list=[None, {"temperature": 1}])
+    assert chat.params == {"voice": {"voice": "heart", "temperature": 1}}
 
 
 @pytest.mark.parametrize(

@@ -494,6 +494,41 @@ async def test_conversations_leave_a_replica_that_is_drained_and_new_ones_go_to_
             assert num_sessions() == [0, 2]
 
 
+async def test_detectors_leave_a_replica_that_is_drained_without_a_word_lost() -> None:
+    """One client is silent, one says nothing at all, one is in the midst of a turn."""
+    async with (
+        deployed(("[stages.vad]", "[stages.vad]\nreplicas = 2"), ("tokens = 3", "tokens = 1")) as deployment,
+        connected(deployment) as silent,
+        connected(deployment) as mute,
+        connected(deployment) as speaking,
+    ):
+        cores = [deployment.stages[f"vad.{number}"]._core for number in range(2)]
+        for client in (silent, mute, speaking):
+            await client.until("session.created")
+        for client in (silent, mute, speaking):
+            await client.speak(QUIET, 300)
+        await speaking.speak(LOUD, 400)
+        await speaking.until("input_audio_buffer.speech_started")
+        while sum(len(core.running) for core in cores) < 3:
+            await deployment.gateway.client.admin("health")
+        for away, stays in ((0, 1), (1, 0)):
+            async with drained(deployment, f"vad.{away}"):
+                await silent.speak(QUIET, 100)
+                await speaking.speak(LOUD, 200)
+                await speaking.speak(QUIET, 900)
+                await speaking.until("response.done")
+                while cores[away].running:
+                    await deployment.gateway.client.admin("health")
+                for client in (silent, speaking):
+                    await client.speak(LOUD, 400)
+                    await client.until("input_audio_buffer.speech_started")
+                assert len(cores[stays].running) >= 2
+                await silent.speak(QUIET, 900)
+                await silent.until("response.done")
+        assert [len(client.of("input_audio_buffer.speech_started")) for client in (silent, speaking)] == [2, 3]
+        assert not any(client.of("error") for client in (silent, mute, speaking))
+
+
 async def test_a_gateway_with_a_successor_sends_those_there_who_can_come_back() -> None:
     async with deployed() as deployment, connected(deployment) as stays:
         await stays.hear()

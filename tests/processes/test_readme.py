@@ -71,13 +71,15 @@ def test_python_examples_print_and_speak(deployment: tuple[Up, str], tmp_path: P
 
 def test_shell_examples_answer_as_shown(deployment: tuple[Up, str], tmp_path: Path) -> None:
     up, address = deployment
-    asked, spoken, refused, measured = (
+    asked, spoken, refused, secret, measured = (
         subprocess.check_output(["bash", "-c", command.replace(ADDRESS, address)], cwd=tmp_path, env=up.environ)
         for command in commands("curl")
-        if not re.search("transcriptions|/images/|/videos", command)  # on others: test_speech.py, test_images.py
+        # On others: test_speech.py, test_images.py, test_omni.py.
+        if not re.search("transcriptions|/images/|/videos|tiny-omni|/voices", command)
     )
     asked, refused = json.loads(asked), json.loads(refused)
     assert spoken == b""
+    assert json.loads(secret)["value"].startswith("ek_")
     assert measured.startswith(b'omni_bus_requests_total{outcome="done"} ')
     assert "capital of france" in heard(tmp_path / "paris.mp3").lower()
     assert asked["choices"][0]["message"]["content"] == "The capital of France is Paris."

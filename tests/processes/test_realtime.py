@@ -32,6 +32,9 @@ TOML = (
     .replace('chat = "voice"', 'chat = "voice"\noutput_lead_ms = 200')
 )
 
+TURN = b"\0\x20" * (24 * 600) + bytes(2 * 24 * 900)
+"""Speech and a pause, at 24 kHz."""
+
 
 async def test_gateway_that_is_killed_or_restarted_is_succeeded(
     up: Callable[..., Up], omni_bus: Callable[..., subprocess.CompletedProcess[str]]
@@ -61,4 +64,16 @@ async def test_gateway_that_is_killed_or_restarted_is_succeeded(
         await live.ask("Again")
         check_whole([event async for event in live.through(ResponseDone)], first)
         assert (await restarting).returncode == 0
+
+        # The only detector of speech goes and comes back: what is said meanwhile waits for it.
+        async with connect_realtime(url) as talking:
+            await talking.append(TURN)
+            await talking.until(ResponseDone)
+            restarting = asyncio.create_task(asyncio.to_thread(omni_bus, "restart", "vad", "--timeout", "25"))
+            await deployment.told("process", process="vad.0", phase="starting")
+            await talking.append(TURN)
+            await talking.until(ResponseDone)
+            assert (await restarting).returncode == 0
+            await talking.append(TURN)
+            await talking.until(ResponseDone)
     assert await asyncio.to_thread(deployment.stop) == 0

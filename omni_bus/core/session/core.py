@@ -236,6 +236,10 @@ class SessionCore:
         """A pause, as in `JudgeTurn`, sounds so much like the end of a turn: in [0, 1]."""
         return self._heard(now, lambda: self._listening.on_judged(pause, score))
 
+    def on_vad_left(self, stream: int, heard_ms: float, now: float) -> list[Effect]:
+        """A detector's process is taken out of service; see `Listening.on_vad_left`."""
+        return self._heard(now, lambda: self._listening.on_vad_left(stream, heard_ms))
+
     def on_vad_failed(self, stream: int, message: str, now: float) -> list[Effect]:
         """A detector ended without being asked to."""
         return self._heard(now, lambda: self._listening.on_vad_failed(stream, message))

@@ -199,6 +199,21 @@ class Listening:
         if ends_at <= self._shared.now:
             self._on_silence(position)
 
+    def on_vad_left(self, stream: int, heard_ms: float) -> None:
+        """The detector's process is taken out of service; another one hears what came since.
+
+        Args:
+            stream: as in `StartVad`; a former one is ignored.
+            heard_ms: how much of it was heard. Nobody spoke at its end; a turn that is over if a pause lasts, still is.
+        """
+        if stream != self._stream or self._detection is None:
+            return
+        self._stream = None
+        start_ms = max(self._buffer.start_ms, self._origin_ms + int(heard_ms))
+        if audio := self._buffer.look(start_ms, self._buffer.end_ms):
+            self._start_vad(self._detection, start_ms)
+            self._shared.outlet.do(FeedVad(self._num_streams, audio))
+
     def on_vad_failed(self, stream: int, message: str) -> None:
         """The detector is gone; another one is asked with the next sound."""
         if stream != self._stream:
@@ -246,11 +261,13 @@ class Listening:
         if self._stream is None:
             if self._shared.now < self._vad_retry_at:
                 return
-            self._num_streams += 1
-            self._stream = self._num_streams
-            self._origin_ms = self._buffer.end_ms
-            self._shared.outlet.do(StartVad(self._stream, self._detection))
-        self._shared.outlet.do(FeedVad(self._stream, audio))
+            self._start_vad(self._detection, self._buffer.end_ms)
+        self._shared.outlet.do(FeedVad(self._num_streams, audio))
+
+    def _start_vad(self, detection: TurnDetection, origin_ms: int) -> None:
+        self._num_streams += 1
+        self._stream, self._origin_ms = self._num_streams, origin_ms
+        self._shared.outlet.do(StartVad(self._stream, detection))
 
     def _stop_vad(self) -> None:
         if self._stream is not None:

@@ -403,6 +403,39 @@ def test_a_detector_that_fails_is_told_and_another_one_is_asked():
     assert talk.vad == stream + 1
 
 
+def test_a_detector_that_leaves_is_followed_by_one_that_hears_what_came_since():
+    talk = Talk()
+    talk.append(1000)
+    stream, talk.vad = talk.vad, None
+    assert stream is not None
+
+    assert talk.take(talk.core.on_vad_left(stream, 700, talk.now)) == []
+    assert (talk.vad, talk.vad_ms) == (stream + 1, 300)
+    assert talk.take(talk.core.on_vad_left(stream, 700, talk.now)) == []  # a former one
+    talk.append(500)
+    (started,) = talk.speech(200)
+    assert isinstance(started, said.SpeechStarted)
+    assert started.audio_start_ms == 900 - 300
+
+
+def test_a_detector_that_leaves_in_a_pause_leaves_the_turn_to_end():
+    semantic = {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}
+    talk = Talk(session=semantic, capabilities=said.Capabilities(supports_semantic_vad=True))
+    talk.append(1000)
+    talk.speech(100)
+    talk.append(300)
+    assert talk.silence(1000) == []
+    stream, talk.vad = talk.vad, None
+    assert stream is not None
+
+    assert talk.take(talk.core.on_vad_left(stream, 1300, talk.now)) == []
+    assert talk.vad is None  # there is nothing yet that another one could hear
+    talk.wait(10)
+    assert "input_audio_buffer.committed" in names(talk.events)
+    talk.append(100)
+    assert (talk.vad, talk.vad_ms) == (stream + 1, 100)
+
+
 # --- words for a model that does not hear -----------------------------------------------------------------------
 
 

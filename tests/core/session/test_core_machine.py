@@ -200,6 +200,12 @@ class Session(RuleBasedStateMachine):
         stream, self.talk.vad = self.talk.vad or 0, None
         self.take(self.talk.core.on_vad_failed(stream, "stage 'vad' was lost", self.talk.now))
 
+    @precondition(lambda self: self.is_open and self.talk.vad is not None)
+    @rule(heard=MILLISECONDS)
+    def dismiss_detector(self, heard):
+        stream, self.talk.vad = self.talk.vad or 0, None
+        self.take(self.talk.core.on_vad_left(stream, heard, self.talk.now))
+
     @precondition(lambda self: self.is_open)
     @rule(data=st.data(), what=st.sampled_from(["delta", "done", "failed"]), text=st.sampled_from(["", "Hello"]))
     def transcribe(self, data, what, text):

@@ -310,13 +310,11 @@ class Answer(Asking):
 
     def _params(self) -> dict[str, dict[str, Any]]:
         options = self._wanted.options
-        readers = tuple({e.target: None for e in self.pipeline.edges if e.source == IN and e.source_port == "messages"})
+        readers, speakers = self.pipeline.readers_of("messages"), self.pipeline.speakers_of("audio")
         written = self._honoured({"max_tokens": options.max_output_tokens, "temperature": options.temperature}, readers)
         speed = None if options.speed == 1 else options.speed
-        spoken = self._honoured(
-            {"voice": options.voice, "speed": speed}
-        )  # where sound is made in stages, not the last's
-        return {stage: {**written.get(stage, {}), **params} for stage, params in spoken.items()}
+        spoken = self._honoured({"voice": options.voice, "speed": speed}, speakers)
+        return {stage: written.get(stage, {}) | spoken.get(stage, {}) for stage in (*readers, *speakers)}
 
     async def _send(self, request: Request, outputs: tuple[str, ...]) -> None:
         inputs = {edge.source_port for edge in self.pipeline.needed(outputs) if edge.source == IN}

@@ -289,7 +289,10 @@ class OpenAIGateway(HttpGateway):
         app.cleanup_ctx.append(videos.lifetime)
 
     def caller_of(self, request: web.Request) -> str | None:
-        """Return who sends a request; one that opens a live conversation may come with a client secret."""
+        """Return who sends a request; one that opens a live conversation may come with a client secret.
+
+        It is noted on the request (`CLIENT_SECRET`), for the conversation to begin as it says.
+        """
         caller = super().caller_of(request)
         if caller or request.path not in realtime.PATHS:
             return caller

@@ -310,13 +310,12 @@ class Answer(Asking):
 
     def _params(self) -> dict[str, dict[str, Any]]:
         options = self._wanted.options
-        readers = tuple({e.target: None for e in self.pipeline.edges if e.source == IN and e.source_port == "messages"})
+        readers = self.pipeline.readers_of("messages")
         written = self._honoured({"max_tokens": options.max_output_tokens, "temperature": options.temperature}, readers)
         speed = None if options.speed == 1 else options.speed
-        spoken = self._honoured(
-            {"voice": options.voice, "speed": speed}
-        )  # where sound is made in stages, not the last's
-        return {stage: {**written.get(stage, {}), **params} for stage, params in spoken.items()}
+        # Where sound is made in several stages, either may be a parameter of any of them.
+        spoken = self._honoured({"voice": options.voice, "speed": speed})
+        return {stage: written.get(stage, {}) | params for stage, params in spoken.items()}
 
     async def _send(self, request: Request, outputs: tuple[str, ...]) -> None:
         inputs = {edge.source_port for edge in self.pipeline.needed(outputs) if edge.source == IN}

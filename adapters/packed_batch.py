@@ -151,7 +151,6 @@ class Batch(Attending):
         ids: list[int] = []
         positions: list[int] = []
         places: list[int] = []
-        self._rows: list[list[int]] = []
         for piece in pieces:
             check_room(piece, pool)
             end = piece.first_position + len(piece.ids)
@@ -159,7 +158,6 @@ class Batch(Attending):
             ids.extend(piece.ids)
             positions.extend(range(piece.first_position, end))
             places.extend(range(offset + piece.first_position, offset + end))
-            self._rows.append(list(range(len(ids) - piece.num_rows, len(ids))))
         self.ids = torch.tensor([ids], device=device)
         self.positions = torch.tensor([positions], device=device)
         self.places = torch.tensor(places, device=device)
@@ -169,7 +167,7 @@ class Batch(Attending):
         """Return which tokens of the first pieces have wanted logits, the last of them repeated: (num_rows,)."""
         import torch
 
-        rows = [row for rows in self._rows[:num_pieces] for row in rows]
+        rows = rows_of_pieces(self.pieces[:num_pieces])
         return torch.tensor(rows + rows[-1:] * (num_rows - len(rows)), device=self.ids.device)
 
     def mask(self, index: int, first_key: int, window: int) -> torch.Tensor:

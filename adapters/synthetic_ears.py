@@ -6,9 +6,10 @@ tell whose sound it got. Work, time and faults are those of `adapters.synthetic_
 
 from __future__ import annotations
 
+import math
 from array import array
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -21,7 +22,7 @@ from omni_bus.wire.frames import Finish
 from omni_bus.wire.payloads import Audio, Json, Payload, Text, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from omni_bus.engine import Context
 
@@ -77,13 +78,10 @@ class SyntheticVad(SyntheticStream):
     async def run(self, request: EngineRequest, inputs: Inputs) -> AsyncGenerator[tuple[str, Payload] | Finish, None]:
         """Take sound and listen to it, frame by frame."""
         plan: VadOptions = plan_of(self.options, request.params)
-        heard_s = changed_at = 0.0
-        is_speech = is_paused = False
+        turns = _Turns(plan)
         rest = b""
         leaves = request.params.until_drained
-        rested = self._departure.pieces(
-            inputs.port("audio"), lambda: leaves and not is_speech and changed_at == heard_s
-        )
+        rested = self._departure.pieces(inputs.port("audio"), lambda: leaves and turns.is_quiet)
         async with aclosing(rested) as pieces:
             with Progress(self._workload, plan) as progress:
                 async for piece in pieces:
@@ -95,27 +93,51 @@ class SyntheticVad(SyntheticStream):
                     for start in range(0, whole, frame_bytes):
                         await progress.step()
                         is_loud = loudness(data[start : start + frame_bytes]) >= plan.loudness
-                        if is_loud == is_speech:
-                            changed_at = heard_s + FRAME_S
-                        heard_s += FRAME_S
-                        quiet_ms = (heard_s - changed_at) * 1000 + 1e-6
-                        if is_paused and is_loud:
-                            is_paused = False
-                            yield "speech", Json({"type": "resume", "at": heard_s - FRAME_S, "heard": heard_s})
-                        elif (
-                            is_speech and not is_paused and 0 < plan.pause_ms <= min(quiet_ms, plan.min_silence_ms - 1)
-                        ):
-                            is_paused = True
-                            yield "speech", Json({"type": "pause", "at": changed_at, "heard": heard_s})
-                        needed_ms = plan.min_silence_ms if is_speech else plan.min_speech_ms
-                        if (heard_s - changed_at) * 1000 >= needed_ms - 1e-6 and is_loud != is_speech:
-                            is_speech, is_paused = is_loud, False
-                            value = {"type": "start" if is_speech else "end", "at": changed_at, "heard": heard_s}
-                            changed_at = heard_s
+                        for value in turns.feed(is_loud=is_loud):
                             if "speech" in request.outputs:
                                 yield "speech", Json(value)
-        left = {"heard": heard_s} if leaves and self._departure.is_due else {}
-        yield Finish(detail={"seconds": heard_s, **left})
+        left = {"heard": turns.heard_s} if leaves and self._departure.is_due else {}
+        yield Finish(detail={"seconds": turns.heard_s, **left})
+
+
+class _Turns:
+    """Frames in, loud or not; out, as values for the port, what becomes certain."""
+
+    def __init__(self, options: VadOptions) -> None:
+        self._min_speech_ms, self._min_silence_ms = options.min_speech_ms, options.min_silence_ms
+        self._pause_ms = options.pause_ms if 0 < options.pause_ms < options.min_silence_ms else math.inf
+        self.heard_s = 0.0
+        self._changed_at = 0.0
+        """From when on it sounds otherwise than was told."""
+        self._is_speech = False
+        self._is_paused = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody speaks, or may have begun to."""
+        return not self._is_speech and self._changed_at == self.heard_s
+
+    def feed(self, *, is_loud: bool) -> Iterator[dict[str, Any]]:
+        """Take the next frame; yields what it makes certain."""
+        begin_s = self.heard_s
+        self.heard_s += FRAME_S
+        if is_loud == self._is_speech:
+            self._changed_at = self.heard_s
+        lasts_ms = (self.heard_s - self._changed_at) * 1000 + 1e-6
+        if self._is_paused and is_loud:
+            self._is_paused = False
+            yield self._event("resume", begin_s)
+        elif self._is_speech and not self._is_paused and lasts_ms >= self._pause_ms:
+            self._is_paused = True
+            yield self._event("pause", self._changed_at)
+        needed_ms = self._min_silence_ms if self._is_speech else self._min_speech_ms
+        if is_loud != self._is_speech and lasts_ms >= needed_ms:
+            self._is_speech, self._is_paused = is_loud, False
+            yield self._event("start" if is_loud else "end", self._changed_at)
+            self._changed_at = self.heard_s
+
+    def _event(self, kind: str, at_s: float) -> dict[str, Any]:
+        return {"type": kind, "at": at_s, "heard": self.heard_s}
 
 
 class SyntheticAsr(SyntheticStream):

@@ -3,8 +3,8 @@
 Each step is one forward pass of the model (`adapters.packed_batch`): one token for each request that decodes, and up
 to `prefill_chunk` tokens of prompts, so that a long prompt doesn't hold the others up. Requests join and leave
 between steps; one that is not named in a step keeps its place. A prompt that begins as one that was read before goes
-on from there (`adapters.slots`). Any model of transformers whose attention can be
-exchanged and whose layers cache keys and values is served; another is refused when it is loaded.
+on from there (`adapters.slots`). Any model of transformers whose attention can be exchanged and whose layers cache keys
+and values is served; another is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -370,8 +370,6 @@ class TransformersText(StepEngine):
 
     def _advance(self, requests: Sequence[_Running], logits: torch.Tensor) -> list[Event]:
         """Choose each request's next token, (requests, vocabulary) → events."""
-        if not requests:
-            return []
         best, tokens = (result.tolist() for result in logits.max(dim=-1))
         events: list[Event] = []
         for index, running in enumerate(requests):

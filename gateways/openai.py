@@ -241,6 +241,7 @@ class OpenAIGateway(HttpGateway):
             app.router.add_get(robots.ROOT, self._robots.handle, allow_head=False)
         app.router.add_get(speech_stream.PATH, self._speech_stream.handle, allow_head=False)
         self._add_files(app)
+        self._add_voices(app)
         self._add_forms(app)
         self._add_videos(app)
         app.cleanup_ctx.append(self._reading)
@@ -256,14 +257,16 @@ class OpenAIGateway(HttpGateway):
         expect = functools.partial(self.expect, max_bytes=files.max_body_bytes)
         app.router.add_post("/v1/files", files.create, expect_handler=expect)
         app.router.add_get("/v1/files", files.list)
-        expect_voice = functools.partial(self.expect, max_bytes=self._voices.max_body_bytes)
-        app.router.add_post(openai_voices.PATH, self._voices.create, expect_handler=expect_voice)
-        app.router.add_get(openai_voices.PATH, self._voices.list)
-        app.router.add_delete(f"{openai_voices.PATH}/{{name}}", self._voices.delete)
         app.router.add_get("/v1/files/{file_id}", files.retrieve)
         app.router.add_delete("/v1/files/{file_id}", files.delete)
         app.router.add_get("/v1/files/{file_id}/content", files.content)
         app.cleanup_ctx.append(files.lifetime)
+
+    def _add_voices(self, app: web.Application) -> None:
+        expect = functools.partial(self.expect, max_bytes=self._voices.max_body_bytes)
+        app.router.add_post(openai_voices.PATH, self._voices.create, expect_handler=expect)
+        app.router.add_get(openai_voices.PATH, self._voices.list)
+        app.router.add_delete(f"{openai_voices.PATH}/{{name}}", self._voices.delete)
 
     def _add_forms(self, app: web.Application) -> None:
         assert isinstance(self.options, OpenAIOptions)
@@ -289,7 +292,10 @@ class OpenAIGateway(HttpGateway):
         app.cleanup_ctx.append(videos.lifetime)
 
     def caller_of(self, request: web.Request) -> str | None:
-        """Return who sends a request; one that opens a live conversation may come with a client secret."""
+        """Return who sends a request; one that opens a live conversation may come with a client secret.
+
+        It is noted on the request (`CLIENT_SECRET`), for the conversation to begin as it says.
+        """
         caller = super().caller_of(request)
         if caller or request.path not in realtime.PATHS:
             return caller

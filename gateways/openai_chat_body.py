@@ -38,13 +38,13 @@ from gateways.openai_messages import Conversation, message_schema, read_messages
 from gateways.openai_models import (
     DEFAULT_VOICE,
     IMAGE,
+    MESSAGES,
     MODALITIES,
+    SOUND,
     can_chat,
     can_draw,
     find_model,
     inputs_for,
-    readers_of,
-    speakers_of,
 )
 from gateways.openai_structure import Tools, read_structure, read_tools
 from omni_bus.errors import BadInput
@@ -297,10 +297,10 @@ def _params(
         sampling["logprobs"] = fields.top_logprobs or 0
     if shared.return_token_ids:
         sampling["token_ids"] = True
-    params: dict[str, dict[str, Any]] = {stage: sampling for stage in readers_of(pipeline) if sampling}
+    params: dict[str, dict[str, Any]] = {stage: sampling for stage in pipeline.readers_of(MESSAGES) if sampling}
     speech = _speech(body, fields, pipeline)
     if "audio" in modalities and speech:
-        for stage in speakers_of(pipeline):
+        for stage in pipeline.speakers_of(SOUND):
             params[stage] = params.get(stage, {}) | speech
     return stage_params(shared.sampling_params_list, pipeline, params)
 
@@ -310,7 +310,7 @@ def _speech(body: dict[str, Any], fields: ChatFields, pipeline: Pipeline) -> dic
     if fields.speaker is not None:
         speech.setdefault("voice", fields.speaker)
     name = "speaker" if "speaker" in body and "voice" not in body else "voice"
-    if speech and not speakers_of(pipeline):
+    if speech and not pipeline.speakers_of(SOUND):
         name = name if "voice" in speech else next(iter(speech))
         raise refusal(name, body.get(name), f"null, as {pipeline.serve_as} makes no audio")
     voice = speech.get("voice", "").lower()

@@ -28,7 +28,7 @@ from gateways.openai_fields import (
     stage_params,
     wants_metrics,
 )
-from gateways.openai_models import can_write, find_model, readers_of
+from gateways.openai_models import MESSAGES, can_write, find_model
 from gateways.openai_structure import read_structure
 from omni_bus.errors import BadInput
 
@@ -207,7 +207,7 @@ def _params(
         sampling["prompt_logprobs"] = max(fields.logprobs, sampling.get("prompt_logprobs", 0))
     if shared.return_token_ids:
         sampling["token_ids"] = True
-    params: dict[str, dict[str, Any]] = {stage: sampling for stage in readers_of(pipeline) if sampling}
+    params: dict[str, dict[str, Any]] = {stage: sampling for stage in pipeline.readers_of(MESSAGES) if sampling}
     return stage_params(shared.sampling_params_list, pipeline, params)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateways.openai_models import IMAGE, SOUND, readers_of, sources_of
+from gateways.openai_models import IMAGE, MESSAGES, SOUND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def stage_metrics(pipeline: Pipeline, ends: Sequence[Ends]) -> dict[str, Any]:
         accounts = [end.metrics[stage] for end in ends if stage in end.metrics]
         if accounts:
             found[str(stage_id)] = _stage(stage_id, stage, pipeline, accounts, ends)
-    readers = readers_of(pipeline)
+    readers = pipeline.readers_of(MESSAGES)
     main = next((account for account in found.values() if account["stage_name"] in readers), None)
     top: dict[str, Any] = {"stage_metrics": found}
     if main is not None:
@@ -37,7 +37,7 @@ def stage_metrics(pipeline: Pipeline, ends: Sequence[Ends]) -> dict[str, Any]:
 def _stage(
     stage_id: int, stage: str, pipeline: Pipeline, accounts: list[dict[str, Any]], ends: Sequence[Ends]
 ) -> dict[str, Any]:
-    makes_sound = stage in sources_of(pipeline, SOUND)
+    makes_sound = stage in pipeline.sources_of(SOUND)
     total_s = max(account["total_s"] for account in accounts)
     first_s = max(account["first_output_s"] for account in accounts)
     num_tokens = sum(account["completion_tokens"] for account in accounts)
@@ -45,7 +45,7 @@ def _stage(
     found: dict[str, Any] = {
         "stage_id": stage_id,
         "stage_name": stage,
-        "final_output_type": "audio" if makes_sound else "image" if stage in sources_of(pipeline, IMAGE) else "text",
+        "final_output_type": "audio" if makes_sound else "image" if stage in pipeline.sources_of(IMAGE) else "text",
         "finish_reason": accounts[0]["finish_reason"],
         "num_tokens_in": max(account["prompt_tokens"] for account in accounts),
         "num_tokens_out": num_tokens,

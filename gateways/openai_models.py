@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateways.fields import shown
 from gateways.problems import Problem
-from omni_bus.core.pipeline import IN, OUT
+from omni_bus.core.pipeline import IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -214,29 +214,6 @@ def find_model(
     raise Problem(404, f"model: {shown(name)} is not served here (allowed: {served})", param="model")
 
 
-def readers_of(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the stages that read the messages."""
-    return tuple(dict.fromkeys(e.target for e in pipeline.edges if e.source == IN and e.source_port == MESSAGES))
-
-
-def sources_of(pipeline: Pipeline, port: str) -> tuple[str, ...]:
-    """Return the stages that an output port's payloads come from."""
-    return tuple(dict.fromkeys(e.source for e in pipeline.edges if e.target == OUT and e.target_port == port))
-
-
-def speakers_of(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the stages that say how the sound is: those that make it, or write the codes that a codec makes it of."""
-    found: dict[str, None] = {}
-    asked = list(sources_of(pipeline, SOUND))
-    for stage in asked:
-        incoming = [edge for edge in pipeline.edges if edge.target == stage]
-        if any(edge.kind == "codes" for edge in incoming):
-            asked += [edge.source for edge in incoming if edge.kind == "codes" and edge.source != IN]
-        else:
-            found[stage] = None
-    return tuple(found)
-
-
 def inputs_for(pipeline: Pipeline, outputs: tuple[str, ...]) -> tuple[str, ...]:
     """Return the input ports that a request for these outputs has: those of stages that it needs."""
     return tuple(dict.fromkeys(e.source_port for e in pipeline.needed(outputs) if e.source == IN))
@@ -244,7 +221,7 @@ def inputs_for(pipeline: Pipeline, outputs: tuple[str, ...]) -> tuple[str, ...]:
 
 def are_beside_messages(pipeline: Pipeline, port: str) -> bool:
     """Whether a stage that reads the messages also reads this port, and so looks for its parts among them."""
-    readers = readers_of(pipeline)
+    readers = pipeline.readers_of(MESSAGES)
     return any(e.target in readers for e in pipeline.edges if e.source == IN and e.source_port == port)
 
 
@@ -256,7 +233,7 @@ def model_card(name: str, pipeline: Pipeline, context_lengths: Mapping[str, int]
         pipeline: what it stands for.
         context_lengths: tokens of prompt and answer together, by stage.
     """
-    lengths = [context_lengths[stage] for stage in readers_of(pipeline) if stage in context_lengths]
+    lengths = [context_lengths[stage] for stage in pipeline.readers_of(MESSAGES) if stage in context_lengths]
     created = int(time.time())
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",

@@ -19,7 +19,6 @@ from gateways.openai_models import PROMPT, SOUND, can_make_sound, find_model
 from gateways.openai_refusals import renamed
 from gateways.problems import Problem
 from omni_bus.client import Item
-from omni_bus.core.pipeline import IN
 from omni_bus.errors import BadFrame, BadInput
 from omni_bus.media.encoder import MEDIA_TYPES, StreamEncoder
 from omni_bus.media.sound import slices
@@ -104,11 +103,10 @@ class SoundRoute:
             raise refusal("input", fields.input, "a string that is not blank")
         params = _params(body)
         pipeline = find_model(fields.model, self._models, can_make_sound, "makes sound")
-        readers = dict.fromkeys(e.target for e in pipeline.edges if e.source == IN and e.source_port == PROMPT)
         call = Call(
             pipeline=pipeline.name,
             outputs=(SOUND,),
-            params=dict.fromkeys(readers, params) if params else {},
+            params=dict.fromkeys(pipeline.readers_of(PROMPT), params) if params else {},
             inputs={PROMPT: [Text(fields.input)]},
         )
         encoder = StreamEncoder(

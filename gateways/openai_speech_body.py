@@ -23,7 +23,7 @@ from gateways.openai_fields import (
     properties_of,
     refuse_unhonoured,
 )
-from gateways.openai_models import DEFAULT_VOICE, REFERENCE, SOUND, TEXT, can_speak, find_model, speakers_of
+from gateways.openai_models import DEFAULT_VOICE, REFERENCE, SOUND, TEXT, can_speak, find_model
 from omni_bus.errors import BadInput
 from omni_bus.media.encoder import FORMATS, Format, allowed_rates
 from omni_bus.wire.payloads import Audio, Text
@@ -196,7 +196,7 @@ def parse(
     return Speech(
         pipeline=pipeline,
         text=fields.input,
-        params={stage: own for stage in speakers_of(pipeline) if own},
+        params={stage: own for stage in pipeline.speakers_of(SOUND) if own},
         format=fields.response_format,
         sample_rate=fields.sample_rate,
         speed=speed,
@@ -288,7 +288,9 @@ def share_speed(pipeline: Pipeline, speed: float | None) -> tuple[float | None, 
 
 def params_of(pipeline: Pipeline) -> dict[str, Any]:
     """Return the JSON Schemas of the parameters of the stage that speaks."""
-    return {name: schema for stage in speakers_of(pipeline) for name, schema in pipeline.params.get(stage, {}).items()}
+    return {
+        name: schema for stage in pipeline.speakers_of(SOUND) for name, schema in pipeline.params.get(stage, {}).items()
+    }
 
 
 def _range_of(pipeline: Pipeline, name: str, otherwise: tuple[float, float]) -> tuple[float, float]:

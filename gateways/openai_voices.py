@@ -11,7 +11,7 @@ from gateways import openai_audio_answers as answers
 from gateways.forms import FRAMING_BYTES, read_form
 from gateways.http import KEY_NAME, json_response
 from gateways.openai_files import FilesOptions
-from gateways.openai_models import DEFAULT_VOICE, REFERENCE, find_model, speakers_of
+from gateways.openai_models import DEFAULT_VOICE, REFERENCE, SOUND, find_model
 from gateways.openai_speech import check_reference_length
 from gateways.openapi import Answer, Operation, Schema
 from gateways.problems import Problem, to_problem
@@ -156,7 +156,7 @@ class VoicesRoutes:
             raise BadInput(f"names_only: {names_only[:40]!r} came (allowed: true, false)", field="names_only")
         models = self._models
         if (name := request.query.get("model")) is not None:
-            models = {name: find_model(name, models, lambda pipeline: bool(speakers_of(pipeline)), "speaks")}
+            models = {name: find_model(name, models, lambda pipeline: bool(pipeline.speakers_of(SOUND)), "speaks")}
         takes_reference = name is None or REFERENCE in models[name].inputs
         uploaded = await self._voices.entries(request[KEY_NAME]) if takes_reference else {}
         names = sorted({*built_in(models), *uploaded})

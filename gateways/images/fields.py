@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from gateways.fields import read_fields, refusal, refuse_unknown
 from gateways.openai_fields import Object, String, given
-from gateways.openai_models import IMAGE, sources_of
+from gateways.openai_models import IMAGE
 from gateways.openai_refusals import renamed
 from omni_bus.errors import BadInput
 
@@ -274,7 +274,7 @@ def _sizers(pipeline: Pipeline, takers: list[str]) -> list[str]:
     """Return the stages that decide how large the picture is: where it is enlarged at last, that stage alone."""
     last = [
         stage
-        for stage in sources_of(pipeline, IMAGE)
+        for stage in pipeline.sources_of(IMAGE)
         if stage in takers and all(edge.kind == "image" for edge in pipeline.edges if edge.target == stage)
     ]
     return last or takers

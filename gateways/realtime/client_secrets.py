@@ -1,7 +1,8 @@
 """``POST /v1/realtime/client_secrets``: keys of some minutes for a caller's own users, for live conversations only.
 
 A secret holds what it allows, sealed with a key that all processes of the gateway share: none of them keeps a list, and
-each knows the others' secrets. Who takes a caller's last API key away takes its secrets away as well.
+each knows the others' secrets. Who takes a caller's last API key away takes its secrets away as well, and who has keys
+asked for those that were given out while none was.
 """
 
 from __future__ import annotations
@@ -117,15 +118,21 @@ def sealed(secret: ClientSecret, key: bytes) -> str:
     """Return a secret's value."""
     packed = zlib.compress(msgspec.msgpack.encode(secret))
     mark = hmac.digest(key, packed, "sha256")
-    return PREFIX + base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode()
+    return PREFIX + _text_of(mark + packed)
+
+
+def _text_of(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def opened(value: str, key: bytes) -> ClientSecret | None:
     """Return what a value allows; None if it was not sealed with this key."""
     text = value.removeprefix(PREFIX)
     try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError):
+        return None
+    if _text_of(data) != text:  # base64 can be read in other spellings, and each value has one
         return None
     mark, packed = data[:KEY_BYTES], data[KEY_BYTES:]
     if not hmac.compare_digest(mark, hmac.digest(key, packed, "sha256")):
@@ -143,7 +150,7 @@ class ClientSecrets:
         models: pipelines by every name that clients may use.
         options: limits of the gateway.
         folder: where the key is, which all processes of the gateway share.
-        is_caller: whether there is still such a caller.
+        is_caller: whether there is still such a caller; an empty name is everybody, where no key is needed.
     """
 
     def __init__(
@@ -205,7 +212,7 @@ class ClientSecrets:
             return None
         key = self._read_key()
         secret = None if key is None else opened(value, key)
-        if secret is None or (secret.caller and not self._is_caller(secret.caller)):
+        if secret is None or not self._is_caller(secret.caller):
             raise _refused("it is none of this server's")
         if secret.expires_at <= time.time():
             raise _refused("its time is over")

@@ -114,11 +114,6 @@ def format_of(value: Any, param: str, rate: Any = None) -> dict[str, Any]:
     return {"type": known, **rest} | ({"rate": rate} if rate is not None and known in PCM else {})
 
 
-def ga_format(audio: AudioFormat) -> dict[str, Any]:
-    """Return a format in OpenAI's GA shape."""
-    return cast("dict[str, Any]", msgspec.to_builtins(audio))
-
-
 def beta_format(audio: AudioFormat) -> str:
     """Return a format's name in OpenAI's beta dialect."""
     return BETA_FORMATS[str(type(audio).__struct_config__.tag)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateways.fan_out import Call, run_all
 from gateways.http import Terms
-from gateways.openai_models import TEXT, can_speak, speakers_of
+from gateways.openai_models import SOUND, TEXT, can_speak
 from gateways.openai_speech_body import MAX_SPEED, MIN_SPEED, params_of, share_speed
 from omni_bus.cli import request
 from omni_bus.cli.visit import visit
@@ -65,7 +65,7 @@ async def _call(args: argparse.Namespace) -> int:
         own, rest = share_speed(pipeline, args.speed)
         wanted = {name: value for name, value in (("voice", args.voice), ("speed", own)) if value is not None}
         _check_params(pipeline, wanted)
-        for stage in speakers_of(pipeline):
+        for stage in pipeline.speakers_of(SOUND):
             params[stage] = wanted | params.get(stage, {})
         call = Call(pipeline=pipeline.name, outputs=("audio",), params=params, inputs={TEXT: [Text(text)]})
         encoder = StreamEncoder(fmt, speed=rest, is_whole=args.audio_out != STDOUT, field="--audio-out")

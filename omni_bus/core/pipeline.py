@@ -72,6 +72,26 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         targets = [target for _, target in pairs]
         return len(set(sources)) < len(sources) or len(set(targets)) < len(targets)
 
+    def readers_of(self, port: str) -> tuple[str, ...]:
+        """Return the stages that read an input port."""
+        return tuple(dict.fromkeys(e.target for e in self.edges if e.source == IN and e.source_port == port))
+
+    def sources_of(self, port: str) -> tuple[str, ...]:
+        """Return the stages that an output port's payloads come from."""
+        return tuple(dict.fromkeys(e.source for e in self.edges if e.target == OUT and e.target_port == port))
+
+    def speakers_of(self, port: str) -> tuple[str, ...]:
+        """Return the stages that say how a port's sound is: its sources, or who writes the codes they make it of."""
+        found: dict[str, None] = {}
+        asked = list(self.sources_of(port))
+        for stage in asked:
+            incoming = [edge for edge in self.edges if edge.target == stage]
+            if any(edge.kind == "codes" for edge in incoming):
+                asked += [edge.source for edge in incoming if edge.kind == "codes" and edge.source != IN]
+            else:
+                found[stage] = None
+        return tuple(found)
+
     def needed(self, outputs: tuple[str, ...]) -> tuple[RouteEdge, ...]:
         """Return the edges that lead to the wanted output ports; all of them when none is named.
 

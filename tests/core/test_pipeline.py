@@ -25,6 +25,42 @@ def test_ports_and_stages_come_from_the_edges():
     assert VOICE_CHAT.stages == ("llm", "voice")
 
 
+def test_readers_and_sources_of_a_port_are_named_once():
+    both = pipeline("in.a -> x.a", "in.a -> x.b", "in.b -> y.a", "x.c -> out.c", "y.c -> out.c")
+
+    assert (both.readers_of("a"), both.readers_of("c")) == (("x",), ())
+    assert (both.sources_of("c"), both.sources_of("a")) == (("x", "y"), ())
+
+
+@pytest.mark.parametrize(
+    ("edges", "speakers"),
+    [
+        ([("in", "voice", "text"), ("voice", "out", "audio")], ("voice",)),
+        ([("in", "lm", "text"), ("lm", "codec", "codes"), ("codec", "out", "audio")], ("lm",)),
+        (
+            [("in", "llm", "json"), ("llm", "lm", "text"), ("lm", "codec", "codes"), ("codec", "out", "audio")],
+            ("lm",),
+        ),
+        (
+            [
+                ("in", "thinker", "json"),
+                ("thinker", "talker", "hidden"),
+                ("talker", "wave", "codes"),
+                ("wave", "out", "audio"),
+            ],
+            ("talker",),
+        ),
+        ([("in", "omni", "json"), ("omni", "out", "text"), ("omni", "out", "audio")], ("omni",)),
+        ([("in", "codec", "codes"), ("codec", "out", "audio")], ()),
+        ([("in", "llm", "json"), ("llm", "out", "text")], ()),
+    ],
+)
+def test_whoever_writes_the_codes_of_the_sound_speaks(edges, speakers):
+    routed = tuple(RouteEdge(a, kind, b, kind, kind, 1, 1) for a, b, kind in edges)  # ports are called as their kind
+
+    assert Pipeline("p", "p", (), routed).speakers_of("audio") == speakers
+
+
 @pytest.mark.parametrize(
     ("outputs", "numbers"),
     [((), [0, 1, 2, 3]), (("text", "audio"), [0, 1, 2, 3]), (("text",), [0, 1]), (("audio",), [0, 2, 3])],

@@ -69,6 +69,13 @@ def test_no_source_means_no_guard() -> None:
     assert KeyRing(sources_of(NOBODY, {"gold": CallerConfig(keys=("g",))})).is_guarded
 
 
+def test_nameless_callers_are_those_who_need_no_key() -> None:
+    guarded, is_open = KeyRing(sources_of(NOBODY, {"gold": CallerConfig(keys=("g",))})), KeyRing([])
+
+    assert [guarded.is_caller(name) for name in ("gold", "free", "")] == [True, False, False]
+    assert [is_open.is_caller(name) for name in ("gold", "")] == [False, True]
+
+
 def test_key_of_two_callers_is_refused() -> None:
     callers = {"gold": CallerConfig(keys=("g", "same")), "free": CallerConfig(keys=("same",))}
 

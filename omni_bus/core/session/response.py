@@ -118,11 +118,6 @@ class Response:
         return self._speech.text if self._speech is not None else ""
 
     @property
-    def has_output(self) -> bool:
-        """Whether the model said anything."""
-        return bool(self._outputs)
-
-    @property
     def is_spoken(self) -> bool:
         """Whether its message is sound."""
         return "audio" in self.frame.modalities

@@ -73,11 +73,6 @@ class Responses:
         return None if self._active is None else self._active.response
 
     @property
-    def num_beside(self) -> int:
-        """Responses outside the conversation."""
-        return len(self._beside)
-
-    @property
     def is_busy(self) -> bool:
         """Whether anything is being answered, or waits to be."""
         return self._active is not None or bool(self._beside) or self.num_deferred > 0

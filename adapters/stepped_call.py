@@ -31,7 +31,7 @@ class SteppedCall(Generic[ItemT]):
 
     def __init__(self, pool: ThreadPoolExecutor, function: Callable[[Callable[[ItemT], None]], None]) -> None:
         self._pool = pool
-        self._function = function
+        self._function: Callable[[Callable[[ItemT], None]], None] | None = function
         self._turn = threading.Semaphore(0)
         self._came = threading.Semaphore(0)
         self._item: ItemT | None = None
@@ -55,9 +55,13 @@ class SteppedCall(Generic[ItemT]):
             self._has_begun = True
             self._pool.submit(self._run)
         self._came.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._item
+        error, self._error = self._error, None
+        if error is None:
+            return self._item
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
 
     def close(self) -> None:
         """End the call where it waits; its thread is free when this returns."""
@@ -66,10 +70,15 @@ class SteppedCall(Generic[ItemT]):
             self._turn.release()
             self._came.acquire()
         self._is_over = True
+        self._function = None
 
     def _run(self) -> None:
+        # Not ours any more: it knows us, and a ring would keep what it holds, large tensors as a rule, until the
+        # collector comes by.
+        function, self._function = self._function, None
+        assert function is not None
         try:
-            self._function(self._put)
+            function(self._put)
         except _Closed:
             pass
         except Exception as error:  # noqa: BLE001 (it is raised where the call is advanced)

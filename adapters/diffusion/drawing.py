@@ -106,7 +106,10 @@ class Drawing:
 
     def _make(self, wait: Callable[[ModelCall | Pause], None]) -> None:
         self._wait = wait
-        own = Interposed(self._work.pipeline, self.request.id, wait)
+        with Interposed(self._work.pipeline, self.request.id, wait) as own:
+            self._draw(own)
+
+    def _draw(self, own: Interposed) -> None:
         own.quantise()
         own.remember(self._work.prompts, self.lora)
         own.before_decode(self._before_decode)
@@ -176,12 +179,12 @@ class Drawing:
         self._num_looked += 1
         if self._num_looked not in self._previews:
             return
-        tail = Interposed(self._work.pipeline, self.request.id, self._wait)
-        tail.quantise()
-        tail.remember(self._work.prompts, self.lora)
-        tail.only_decode(own.last_result)
         arguments = {name: value for name, value in self._plan.arguments.items() if name not in {"sigmas", "timesteps"}}
-        output = tail.pipeline(**arguments | {"latents": latents, "num_inference_steps": 1})
+        with Interposed(self._work.pipeline, self.request.id, self._wait) as tail:
+            tail.quantise()
+            tail.remember(self._work.prompts, self.lora)
+            tail.only_decode(own.last_result)
+            output = tail.pipeline(**arguments | {"latents": latents, "num_inference_steps": 1})
         pixels = media.pixels_of(output.images if hasattr(output, "images") else output.frames[0])
         for picture in pixels[:1]:
             self._emit("preview", media.image_payload(picture, self._work.allocate))

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from adapters.diffusion.joining import History, ModelCall
 from adapters.diffusion.media import QuantisingProcessor
@@ -71,7 +71,7 @@ class Prompts:
 
 
 class Interposed:
-    """A pipeline's copy for one request.
+    """A pipeline's copy for one request; at the end of its context the copies are empty.
 
     Args:
         pipeline: whose weights it shares.
@@ -89,15 +89,25 @@ class Interposed:
         self.last_result: Any = None
         """What the last model call returned."""
         self.denoisers = [part for part in DENOISERS if _is_module(getattr(pipeline, part, None))]
-        for part in self.denoisers:
-            self._own[part] = self._denoiser(getattr(pipeline, part))
+        copies: dict[str, Any] = {part: self._denoiser(getattr(pipeline, part)) for part in self.denoisers}
         for part, component in pipeline.components.items():
             if part.endswith("scheduler") and component is not None:
-                self._own[part] = copy.deepcopy(component)
+                copies[part] = copy.deepcopy(component)
         if getattr(pipeline, "vae", None) is not None:
-            self._own["vae"] = copy.copy(pipeline.vae)
+            copies["vae"] = copy.copy(pipeline.vae)
+        self._own.update(copies)
+        self._copies = list(copies.values())
         # It would reset the step caches of all requests, and move models that others are using.
         self._own["maybe_free_model_hooks"] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Break the rings between the copies and our functions: what they hold goes now, not when it is collected."""
+        for copied in (*self._copies, self.pipeline):
+            vars(copied).clear()
+        self.last_result = None
 
     def _denoiser(self, shared: Any) -> Any:
         own = copy.copy(shared)
@@ -176,7 +186,7 @@ class Interposed:
 
         vae, processor = self._own["vae"], self.pipeline.video_processor
         decoder = copy.copy(vae.decoder)
-        decode = decoder.forward
+        decode = vae.decoder.forward
         patch_size = vae.config.patch_size
 
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -46,9 +46,7 @@ class EncoderParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _Encoding(Drawing):
-    def _make(self, wait: Any) -> None:
-        self._wait = wait
-        own = Interposed(self._work.pipeline, self.request.id, wait)
+    def _draw(self, own: Interposed) -> None:
         own.remember(self._work.prompts, None)
         calls: list[dict[str, Any]] = []
         tensors: list[Any] = []
@@ -105,9 +103,7 @@ class DiffusersEncoder(Diffusers):
 
 
 class _Denoising(Drawing):
-    def _make(self, wait: Any) -> None:
-        self._wait = wait
-        own = Interposed(self._work.pipeline, self.request.id, wait)
+    def _draw(self, own: Interposed) -> None:
         [conditioning] = self._plan.inputs["conditioning"]
         assert isinstance(conditioning, Json)
         device = own.pipeline._execution_device  # noqa: SLF001 (diffusers has no other name for it)
@@ -182,11 +178,9 @@ class DecoderParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _Decoding(Drawing):
-    def _make(self, wait: Any) -> None:
+    def _draw(self, own: Interposed) -> None:
         import torch
 
-        self._wait = wait
-        own = Interposed(self._work.pipeline, self.request.id, wait)
         own.quantise()
         self._publish_frames(own)
         pipeline = own.pipeline

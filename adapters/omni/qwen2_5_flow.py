@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from adapters.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -279,7 +279,7 @@ def powers_of_two(most: int) -> list[int]:
     return [*(2**i for i in range((most - 1).bit_length())), most]
 
 
-def fitting(shapes: Any, num_windows: int, num_frames: int) -> tuple[int, int]:
+def fitting(shapes: Iterable[tuple[int, int]], num_windows: int, num_frames: int) -> tuple[int, int]:
     """Return the smallest of shapes (windows, frames) that holds so many; just these if none does."""
     found = [shape for shape in shapes if shape[0] >= num_windows and shape[1] >= num_frames]
     return min(found, key=lambda shape: (shape[0] * shape[1], shape), default=(num_windows, num_frames))

@@ -19,7 +19,7 @@ from adapters.omni.vocoder import NewCodes, SoundStream, Vocoder
 from omni_bus.errors import StageFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -162,7 +162,7 @@ class Qwen25Vocoder(Vocoder):
         return sounds
 
 
-def _parts(groups: Any, most: int) -> list[list[int]]:
+def _parts(groups: Iterable[list[int]], most: int) -> list[list[int]]:
     """Return groups in parts of at most so many."""
     return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
 

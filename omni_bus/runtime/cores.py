@@ -22,6 +22,11 @@ PASSIVE = {
 }
 """Idle threads of OpenMP runtimes sleep instead of spinning."""
 
+MEMORY = {"MALLOC_ARENA_MAX": "2"}
+"""Pools of the C library's allocator. It would make one for each thread, up to eight a core, and keep what each has had
+in it: threads that compute by turns, as requests of a stage do, would together keep many times what one needs.
+"""
+
 SPIN_COUNT = "2000"
 """Rounds for which threads that work together wait for one another before they sleep (libgomp; about ten microseconds).
 
@@ -45,8 +50,10 @@ def share(stages: Mapping[str, StageConfig], num_cores: int) -> dict[str, int]:
 
 
 def environment(environ: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    """Return a child's environment: its threads, and no long spinning unless the user asked for it."""
+    """Return a child's environment: its threads; few pools of memory, no long spinning unless the user asked for it."""
     threads = str(num_threads)
-    defaults = PASSIVE | {"GOMP_SPINCOUNT": SPIN_COUNT} if num_threads > 1 else PASSIVE
+    defaults = PASSIVE | MEMORY
+    if num_threads > 1:
+        defaults["GOMP_SPINCOUNT"] = SPIN_COUNT
     counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     return {**defaults, **environ, **counts}

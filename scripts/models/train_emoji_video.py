@@ -1,18 +1,24 @@
-"""Trains configs/models/emoji-t2v: words to 25 frames of a moving emoji, in the layout of diffusers' WanPipeline.
+"""Trains a text-to-video model: words to 25 frames of a moving emoji, in the layout of diffusers' WanPipeline.
 
-    python scripts/models/emoji_sprites.py SPRITES.npz
-    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --vae-seconds 150 --seconds 380
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --vae-seconds 300 --seconds 600
 
 Wan's causal video VAE (4 x in time, 4 x in space, 16 channels) first, then Wan's transformer together with a UMT5
-encoder of words, by flow matching. Wants a GPU; a clip is drawn when it is needed, so there is no data to fetch. Prints
-how many clips of prompts show what the prompt says, by `moving_emoji.judge`.
+encoder of words. Wants a GPU; there is no data to fetch: SPRITES.npz is `sprites.npz` beside this file. Prints how many
+clips of prompts show what the prompt says, by `moving_emoji.judge`. On an H200 it begins after 50 s; a step of the
+decoder with 32 clips takes 0.1 s, one of the transformer with 256 0.06 s.
+
+`--from` goes on from a folder's weights. Its decoder and its transformer may do so at once, on two GPUs, since neither
+changes the latents; what isn't in FOLDER yet comes from the other folder in the end. Each part is saved every minute:
+
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only decoder --vae-seconds 420
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only transformer --seconds 420
+    python scripts/models/train_emoji_video.py SPRITES.npz FOLDER --from OLD --only evaluate
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -21,12 +27,11 @@ import numpy as np
 import torch
 from emoji_sprites import BACKGROUNDS, OBJECTS
 from moving_emoji import FRAMES, HELD_OUT, MOTIONS, SIZE, Painter, judge, random_clip
-from torch.nn import functional
+from wan_at_once import difference
+from wan_training import MAX_WORDS, SHIFT, TRAINED, draw_pool, encode_pool, lay_out, train_transformer, train_vae
 
-MAX_WORDS = 16
 PAD, UNKNOWN = "<pad>", "<unk>"
-SHIFT = 5.0
-TRAINED = [name for name in OBJECTS if name not in HELD_OUT]
+MODELS = ("vae", "transformer", "text_encoder")
 
 
 def make_tokenizer() -> Any:
@@ -74,111 +79,6 @@ def make_transformer_and_encoder(num_words: int) -> tuple[Any, Any]:
     return transformer, encoder
 
 
-def rate(elapsed: float, seconds: float, step: int, peak: float) -> float:
-    """Return the learning rate: a short climb, then half a cosine over the time that there is."""
-    return peak * min(1.0, (step + 1) / 200) * (0.51 + 0.49 * math.cos(math.pi * min(1.0, elapsed / seconds)))
-
-
-def train_vae(vae: Any, painter: Painter, seconds: float, batch: int, frames: int = 13) -> None:
-    """Train for so many seconds: absolute and edge error of the picture, and a little pull to a normal latent."""
-    random = np.random.default_rng(1)
-    device = painter.device
-    parameters = list(vae.parameters())
-    optimiser = torch.optim.AdamW(parameters, 1e-3, betas=(0.9, 0.98), weight_decay=1e-4)
-    started, step = time.monotonic(), 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        optimiser.param_groups[0]["lr"] = rate(elapsed, seconds, step, 1.5e-3)
-        clips = painter.paint([random_clip(random, TRAINED) for _ in range(batch)])
-        first = int(random.integers(FRAMES - frames + 1))
-        video = clips[:, :, first : first + frames] * 2 - 1
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-            posterior = vae.encode(video).latent_dist
-            latents = posterior.mean + posterior.std.float() * torch.randn_like(posterior.mean) * 0.5
-            again = vae.decode(latents).sample.float()
-        error = again - video
-        edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
-        pull = 0.5 * (posterior.mean.float().square() + posterior.var.float() - 1 - posterior.logvar.float()).mean()
-        loss = error.abs().mean() + edges + 2e-4 * pull
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        if step % 100 == 0:
-            print(f"vae step {step}: error {error.abs().mean().item():.4f}, {elapsed:.0f} s", flush=True)
-        step += 1
-    print(f"vae: {step} steps", flush=True)
-
-
-@torch.no_grad()
-def encode_pool(vae: Any, painter: Painter, size: int, batch: int) -> tuple[list[str], torch.Tensor]:
-    """Draw and encode clips: their prompts and latents (size, 16, 7, 16, 16); the VAE gets its mean and deviation."""
-    random = np.random.default_rng(2)
-    prompts: list[str] = []
-    parts = []
-    for _ in range(size // batch):
-        clips = [random_clip(random, TRAINED) for _ in range(batch)]
-        prompts += [clip.prompt for clip in clips]
-        with torch.autocast(painter.device, torch.bfloat16, enabled=painter.device != "cpu"):
-            parts.append(vae.encode(painter.paint(clips) * 2 - 1).latent_dist.mean.half())
-    latents = torch.cat(parts)
-    flat = latents[:4096].float().transpose(0, 1).flatten(1)
-    vae.register_to_config(latents_mean=flat.mean(1).tolist(), latents_std=flat.std(1).tolist())
-    mean, std = (x.view(1, -1, 1, 1, 1) for x in (flat.mean(1), flat.std(1)))
-    for i in range(0, len(latents), batch):
-        latents[i : i + batch] = ((latents[i : i + batch].float() - mean) / std).half()
-    return prompts, latents
-
-
-def train_transformer(
-    transformer: Any,
-    encoder: Any,
-    tokenizer: Any,
-    prompts: list[str],
-    latents: torch.Tensor,
-    seconds: float,
-    batch: int,
-) -> None:
-    """Train for so many seconds by flow matching; both models end as their moving averages."""
-    device = latents.device.type
-    words = tokenizer(prompts, padding="max_length", max_length=MAX_WORDS, truncation=True, return_tensors="pt")
-    ids, masks = words.input_ids.to(device), words.attention_mask.to(device)
-    parameters = [*transformer.parameters(), *encoder.parameters()]
-    averages = [parameter.detach().clone() for parameter in parameters]
-    optimiser = torch.optim.AdamW(parameters, 2e-3, betas=(0.9, 0.98), weight_decay=0.01, fused=device != "cpu")
-    forward = torch.compile(transformer) if device != "cpu" else transformer
-    started, step = time.monotonic(), 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        optimiser.param_groups[0]["lr"] = rate(elapsed, seconds, step, 1.5e-3)
-        chosen = torch.randint(len(latents), (batch,), device=device)
-        clean = latents[chosen].float()
-        noise = torch.randn_like(clean)
-        uniform = torch.rand(batch, device=device)
-        sigma = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
-        mixed = (1 - sigma.view(-1, 1, 1, 1, 1)) * clean + sigma.view(-1, 1, 1, 1, 1) * noise
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-            text = encoder(ids[chosen], masks[chosen]).last_hidden_state
-            # As the pipeline does: nothing behind the words, and nothing at all without a prompt.
-            kept = masks[chosen] * (torch.rand(batch, 1, device=device) > 0.1)
-            text = text * kept[..., None]
-            flow = forward(mixed, sigma * 1000, text, return_dict=False)[0]
-        loss = functional.mse_loss(flow.float(), noise - clean)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        with torch.no_grad():
-            share = 1 - min(0.9995, (1 + step) / (10 + step))
-            for average, parameter in zip(averages, parameters, strict=True):
-                average.lerp_(parameter.detach(), share)
-        if step % 500 == 0:
-            print(f"step {step}: loss {loss.item():.4f}, {elapsed:.0f} s", flush=True)
-        step += 1
-    print(f"transformer: {step} steps", flush=True)
-    with torch.no_grad():
-        for parameter, average in zip(parameters, averages, strict=True):
-            parameter.copy_(average)
-
-
 def evaluate(pipeline: Any, painter: Painter, folder: Path, count: int, steps: int, guidance: float) -> None:
     """Print how many clips show what their prompt says, and keep a sheet of some."""
     from PIL import Image
@@ -222,58 +122,114 @@ def make(pipeline: Any, prompts: list[str], steps: int, guidance: float) -> list
     return made
 
 
+def new_pipeline() -> Any:
+    """Return the untrained pipeline."""
+    from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+
+    tokenizer = make_tokenizer()
+    transformer, encoder = make_transformer_and_encoder(len(tokenizer))
+    return WanPipeline(
+        tokenizer=tokenizer, text_encoder=encoder, vae=make_vae(), transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+    )  # fmt: skip
+
+
+def old_pipeline(folder: Path, newer: Path | None = None) -> Any:
+    """Return the pipeline of a folder, with the parts that the newer one has."""
+    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+    from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+    from transformers import UMT5EncoderModel
+
+    classes = {"vae": AutoencoderKLWan, "transformer": WanTransformer3DModel, "text_encoder": UMT5EncoderModel}
+    parts = {
+        name: kind.from_pretrained(newer / name, dtype=torch.float32)
+        for name, kind in classes.items()
+        if newer is not None and (newer / name).is_dir()
+    }
+    if newer is not None and not parts:
+        raise SystemExit(f"{newer}: there is no part of a model (wanted: {', '.join(classes)})")
+    print(f"from {folder}: {[name for name in classes if name not in parts]}, from {newer}: {list(parts)}", flush=True)
+    return WanPipeline.from_pretrained(folder, dtype=torch.float32, **parts)
+
+
+def keep(pipeline: Any, folder: Path, *names: str) -> None:
+    """Save these models of it in float16."""
+    for name in names:
+        model = copy.deepcopy(getattr(pipeline, name)).half()
+        lay_out(model, torch.contiguous_format)
+        model.save_pretrained(folder / name)
+
+
+def keep_whole(pipeline: Any, folder: Path) -> None:
+    """Save all of it in float16; it goes on with what was saved."""
+    for name in MODELS:
+        getattr(pipeline, name).half()
+    pipeline.save_pretrained(folder)
+    for name in MODELS:
+        getattr(pipeline, name).float()
+
+
+def train(pipeline: Any, painter: Painter, given: argparse.Namespace) -> None:
+    """Train what is wanted of the pipeline."""
+    started = time.monotonic()
+    pool = draw_pool(painter, given.pool, 256)
+    print(f"pool of {given.pool}: {time.monotonic() - started:.0f} s", flush=True)
+    print(f"all frames at once or one by one: {difference(pipeline.vae, pool.video(slice(2)))}", flush=True)
+    is_new = given.start is None
+
+    def save_vae() -> None:
+        keep(pipeline, given.folder, "vae")
+
+    if is_new:
+        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch, save_vae)
+    latents = encode_pool(pipeline.vae, pool, 128, is_new=is_new)
+    print(f"its latents: {time.monotonic() - started:.0f} s", flush=True)
+    if given.only == "decoder":
+        train_vae(pipeline.vae, pool, given.vae_seconds, given.vae_batch, save_vae, latents)
+    else:
+        train_transformer(
+            pipeline.transformer, pipeline.text_encoder, pipeline.tokenizer, pool.prompts, latents, given.seconds,
+            given.batch, lambda: keep(pipeline, given.folder, "transformer", "text_encoder"),
+        )  # fmt: skip
+
+
 def main() -> None:
     """Train and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sprites")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--vae-seconds", type=float, default=150)
-    parser.add_argument("--seconds", type=float, default=380)
-    parser.add_argument("--vae-batch", type=int, default=64)
+    parser.add_argument("--from", dest="start", type=Path)
+    parser.add_argument("--only", choices=["decoder", "transformer", "evaluate"])
+    parser.add_argument("--vae-seconds", type=float, default=300)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--vae-batch", type=int, default=32)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pool", type=int, default=65536)
     parser.add_argument("--count", type=int, default=100)
     given = parser.parse_args()
+    if given.only and given.start is None:
+        parser.error("--only wants --from")
     given.folder.mkdir(parents=True, exist_ok=True)
-
-    from diffusers.pipelines.wan.pipeline_wan import WanPipeline
-    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
     painter = Painter(given.sprites, device)
-    tokenizer, vae = make_tokenizer(), make_vae().to(device)
-    transformer, encoder = make_transformer_and_encoder(len(tokenizer))
-    transformer, encoder = transformer.to(device), encoder.to(device)
-    sizes = {"vae": vae, "transformer": transformer, "encoder": encoder}
-    print({name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}, flush=True)
-
-    started = time.monotonic()
-    train_vae(vae, painter, given.vae_seconds, given.vae_batch)
-    prompts, latents = encode_pool(vae, painter, given.pool, min(given.batch, given.pool))
-    print(f"pool of {len(prompts)}: {time.monotonic() - started:.0f} s", flush=True)
-    train_transformer(transformer, encoder, tokenizer, prompts, latents, given.seconds, given.batch)
-
-    pipeline = WanPipeline(
-        tokenizer=tokenizer, text_encoder=encoder, vae=vae, transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-    )  # fmt: skip
-    for model in sizes.values():
-        model.half()
-    pipeline.save_pretrained(given.folder)
-    for model in sizes.values():
-        model.float()
-    (given.folder / "vocabulary.json").write_text(
-        json.dumps({"objects": OBJECTS, "motions": MOTIONS, "held_out": sorted(HELD_OUT)})
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    truth = [random_clip(np.random.default_rng(5 + i), TRAINED) for i in range(given.count)]
-    seen = [judge(painter, clip) for clip in painter.paint(truth)]
-    agreed = sum(b is not None and a.prompt == b.prompt for a, b in zip(truth, seen, strict=True))
-    print(f"the judge on drawn clips: {agreed} of {len(truth)}", flush=True)
-    for steps, guidance in ((12, 2.0), (20, 3.0)):
-        evaluate(pipeline, painter, given.folder, given.count, steps, guidance)
+    if given.start is None:
+        pipeline = new_pipeline()
+    else:
+        pipeline = old_pipeline(given.start, given.folder if given.only == "evaluate" else None)
+    pipeline.to(device)
+    if given.only != "evaluate":
+        train(pipeline, painter, given)
+    if given.only in (None, "evaluate"):
+        keep_whole(pipeline, given.folder)
+        pipeline.set_progress_bar_config(disable=True)
+        for steps, guidance in ((12, 2.0), (20, 3.0)):
+            evaluate(pipeline, painter, given.folder, given.count, steps, guidance)
 
 
 if __name__ == "__main__":

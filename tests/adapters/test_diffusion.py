@@ -75,6 +75,42 @@ def engine_of(folders: Any, name: str, options: dict[str, Any] | None = None, ki
     return make_engine(kind, given | (options or {}))
 
 
+# --- what stays -------------------------------------------------------------------------------------------
+
+
+def num_tensors() -> int:
+    return sum(isinstance(found, torch.Tensor) for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["WanPipeline", "ZImagePipeline"])
+def test_no_tensor_of_a_request_waits_for_the_collector(folders: Any, name: str) -> None:
+    """Wherever it ends: what piles up until the collector comes by is a leak to who looks at the process."""
+    engine = engine_of(folders, name, {"max_cached_prompts": 0})
+    params = DiffusionParams(seed=1, num_inference_steps=2, num_previews=1, width=32, height=32)
+
+    def leave_after(num_units: int) -> bool:
+        """Return whether it was over by then."""
+        engine.add(EngineRequest("a", params, frozenset(engine.emits)), {"prompt": [Text("a cube")]})
+        for _ in range(num_units):
+            engine.step(["a"])
+        is_over = "a" not in engine._live
+        engine.abort("a")
+        return is_over
+
+    try:
+        assert leave_after(100)  # what models make when they first run, stays
+        gc.collect()
+        gc.disable()
+        before, num_units, is_over = num_tensors(), 0, False
+        while not is_over:
+            is_over = leave_after(num_units)
+            assert num_tensors() == before, f"left after {num_units} units"
+            num_units += 1
+    finally:
+        gc.enable()
+        engine.close()
+
+
 # --- batches ------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,45 @@ def test_call_goes_on_only_when_it_is_advanced(pool: ThreadPoolExecutor) -> None
     assert [call.advance(), list(done)] == [0, [0]]
     assert [call.advance(), call.advance(), list(done)] == [10, 20, [0, 1, 2]]
     assert [call.advance(), call.advance()] == [None, None]
+
+
+class Held:
+    """Something that a call holds."""
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 3, 4])
+def test_what_a_call_held_is_gone_when_it_is_over(pool: ThreadPoolExecutor, num_turns: int) -> None:
+    """At once: nothing waits for the collector, whether it was closed, came to its end or failed."""
+
+    class Work:
+        """As a request: it has the call that runs it, and goes on in what the call handed out."""
+
+        def __init__(self) -> None:
+            self.held = Held()
+            self.call = SteppedCall(pool, self.run)
+
+        def run(self, put: Callable[[int], None]) -> None:
+            held = Held()
+            seen.add(held)
+            for i in range(2):
+                put(i)
+            raise ValueError(held)
+
+    seen: weakref.WeakSet[Held] = weakref.WeakSet()
+    work = Work()
+    seen.add(work.held)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            for _ in range(num_turns):
+                work.call.advance()
+        work.call.close()
+        del work
+        pool.submit(int).result()  # the thread has let go of the call that it ran
+        assert len(seen) == 0
+    finally:
+        gc.enable()
 
 
 def test_calls_take_turns(pool: ThreadPoolExecutor) -> None:

@@ -26,6 +26,11 @@ def test_users_waiting_policy_stands_and_threads_do_not() -> None:
     assert environment({}, 1)["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
+def test_threads_share_pools_of_memory_unless_the_user_says_how_many() -> None:
+    assert environment({}, 1)["MALLOC_ARENA_MAX"] == "2"
+    assert environment({"MALLOC_ARENA_MAX": "5"}, 2)["MALLOC_ARENA_MAX"] == "5"
+
+
 def test_threads_that_work_together_spin_briefly() -> None:
     assert environment({}, 1)["GOMP_SPINCOUNT"] == "0"
     assert environment({}, 2)["GOMP_SPINCOUNT"] == SPIN_COUNT

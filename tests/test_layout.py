@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -60,6 +61,27 @@ def test_configs_are_toml_only() -> None:
     assert all((ROOT / file).stat().st_size < 12_000_000 for file in models)
     # Package data names each depth of folders.
     assert all(4 <= len(file.parts) <= 5 for file in models)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a text."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_of_documents_lead_somewhere() -> None:
+    lost: list[str] = []
+    for file in (file for file in project_files() if file.suffix == ".md"):
+        for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / file).read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = (ROOT / file.parent / path).resolve() if path else ROOT / file
+            if ":" in path:
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+                lost.append(f"{file}: {link}")
+
+    assert lost == []
 
 
 def pins() -> dict[str, str]:

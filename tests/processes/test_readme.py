@@ -1,4 +1,4 @@
-"""The README and the one of `bench`, tried: the example, requests and commands, on the deployment that they start."""
+"""The README and those that it leads to, tried: examples, requests and commands, on the deployment that they start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from tests.processes.conftest import Up
 
 ROOT = Path(__file__).parents[2]
-README = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "omni_bus/bench/README.md"))
+FILES = (
+    "README.md",
+    "gateways/openai.md",
+    "gateways/realtime/README.md",
+    "omni_bus/client/README.md",
+    "omni_bus/cli/README.md",
+    "omni_bus/config/README.md",
+    "omni_bus/bus/README.md",
+    "omni_bus/bench/README.md",
+)
+README = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in FILES)
 ADDRESS = "http://127.0.0.1:8000"
 
 pytestmark = [pytest.mark.model, pytest.mark.processes, pytest.mark.timeout(180)]

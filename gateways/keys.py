@@ -117,8 +117,8 @@ class KeyRing:
         return owner
 
     def is_caller(self, name: str) -> bool:
-        """Whether somebody of this name has a key."""
-        return any(caller == name for _, caller in self._owners)
+        """Whether somebody of this name has a key; without a name, whether no key is needed."""
+        return any(caller == name for _, caller in self._owners) if name else not self.is_guarded
 
     def reload(self) -> None:
         """Read everything again: all of it counts from now on, or, if something is wrong, what was there before."""

@@ -27,6 +27,7 @@ from gateways.http import KEY_NAME, json_response, keys_of, read_json
 from gateways.openai_answers import RealtimeClientSecret
 from gateways.openai_models import can_converse, find_model
 from gateways.problems import Problem
+from gateways.realtime.reading import with_plain_numbers
 from gateways.realtime.session import READ_ONLY, ga_session, session_patch
 from omni_bus.core.session.checks import check_prompt
 from omni_bus.core.session.codes import SessionError
@@ -143,7 +144,7 @@ class ClientSecrets:
         models: pipelines by every name that clients may use.
         options: limits of the gateway.
         folder: where the key is, which all processes of the gateway share.
-        is_caller: whether there is still such a caller.
+        is_caller: whether there is still such a caller; the empty name is everybody's where no key is needed.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class ClientSecrets:
         given = fields.expires_after or {}
         refuse_unknown(given, names_of(ExpiresAfter), prefix="expires_after.")
         expires_at = int(time.time()) + read_fields(ExpiresAfter, given, prefix="expires_after.").seconds
-        session = {name: value for name, value in (fields.session or {}).items() if name not in READ_ONLY}
+        session = _plain(fields.session or {})
         shown = self._shown(session)
         value = sealed(ClientSecret(request[KEY_NAME], expires_at, session), self._read_key() or self._make_key())
         if len(value) > MAX_CHARACTERS:
@@ -205,7 +206,7 @@ class ClientSecrets:
             return None
         key = self._read_key()
         secret = None if key is None else opened(value, key)
-        if secret is None or (secret.caller and not self._is_caller(secret.caller)):
+        if secret is None or not self._is_caller(secret.caller):
             raise _refused("it is none of this server's")
         if secret.expires_at <= time.time():
             raise _refused("its time is over")
@@ -228,6 +229,19 @@ class ClientSecrets:
         draft.unlink()
         self._key = self._file.read_bytes()
         return self._key
+
+
+def _plain(session: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a session object a client may say, as events say it.
+
+    Raises:
+        Problem: 400, it holds an integer of more than 64 bits, or nests too deep.
+    """
+    said = {name: value for name, value in session.items() if name not in READ_ONLY}
+    try:
+        return with_plain_numbers({"session": said})["session"]
+    except SessionError as error:
+        raise Problem(400, error.message, param=error.param) from None
 
 
 def _refused(why: str) -> Problem:

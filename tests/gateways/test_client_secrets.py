@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import openai
 import pytest
 import websockets
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
+from gateways.keys import KeyRing, KeySource
 from gateways.problems import Problem
 from gateways.realtime import client_secrets
 from gateways.realtime.client_secrets import KEY_BYTES, KEY_FILE, ClientSecret, ClientSecrets, opened, sealed
@@ -117,6 +119,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"session": {"audio": {"output": {"speed": 9}}}}, "session.audio.output.speed"),
     ({"session": {"prompt": {"id": "pmpt_1"}}}, "session.prompt"),
     ({"session": {"instructions": "".join(map(chr, range(0x4E00, 0x5E00)))}}, "session"),
+    (
+        {"session": {"tools": [{"type": "function", "name": "f", "parameters": {"const": 2**70}}]}},
+        "session.tools[0].parameters.const",
+    ),
+    ({"session": {"tracing": {"metadata": {"user": -(2**70)}}}}, "session.tracing.metadata.user"),
     ({"sessions": {}}, "sessions"),
 ]
 
@@ -185,3 +192,15 @@ def test_a_secret_is_its_callers_as_long_as_that_one_has_a_key(tmp_path: Path) -
     callers.clear()
     with pytest.raises(Problem, match="none of this server's"):
         route.take(request)
+
+
+def test_a_secret_of_nobodys_ends_when_a_key_is_needed(tmp_path: Path) -> None:
+    options: Any = None
+    open_to_all, guarded = KeyRing([]), KeyRing([KeySource("api_key", keys=("first",))])
+    before, after = (ClientSecrets({}, options, tmp_path, ring.is_caller) for ring in (open_to_all, guarded))
+    value = sealed(msgspec.structs.replace(SECRET, caller=""), before._make_key())
+    request = make_mocked_request("GET", "/v1/realtime", headers={"Authorization": f"Bearer {value}"})
+
+    assert before.take(request) is not None
+    with pytest.raises(Problem, match="none of this server's"):
+        after.take(request)

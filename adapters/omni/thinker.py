@@ -253,6 +253,7 @@ class OmniThinker(TransformersText):
         running = self._running[request.id]
         if request.outputs == {"rendered"} and not running.is_scored:
             return
+        self._lora.use(request.params.lora)  # which may adapt the encoders too
         try:
             with torch.inference_mode():
                 prompt = self._encode(running.prompt, self._read)

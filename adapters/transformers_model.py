@@ -97,9 +97,11 @@ class ModelLoader:
             StartFailed: it can't be.
         """
         self._report(phase, 0.0)
+        from huggingface_hub.errors import StrictDataclassError
+
         try:
             return auto_class.from_pretrained(self.folder, **arguments)
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, StrictDataclassError) as error:
             raise self._failed(error) from error
 
     def weights(self, auto_class: Any, *, is_complete: bool = False, **arguments: Any) -> Any:

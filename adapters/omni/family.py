@@ -112,6 +112,9 @@ class Family(ABC):
         """
         import transformers
 
+        said, _ = transformers.PretrainedConfig.get_config_dict(loader.folder)
+        if not isinstance(said.get(f"{part}_config"), dict):  # else it would be as large as the published one
+            raise loader.refused(f"its config.json has no object {part}_config")
         verbosity = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()  # of the weights of the other parts, none is expected
         try:

@@ -253,6 +253,7 @@ class OmniThinker(TransformersText):
         running = self._running[request.id]
         if request.outputs == {"rendered"} and not running.is_scored:
             return
+        self._lora.use(request.params.lora)  # which may adapt the encoders too
         try:
             with torch.inference_mode():
                 prompt = self._encode(running.prompt, self._read)
@@ -337,14 +338,17 @@ class OmniThinker(TransformersText):
         import torch
 
         named = [self._running[id_] for id_ in requests]
+        # A request may begin and end in this step, which forgets it.
         prompts = {running.id: self._thinking.prompt(running.slot) for running in named}
+        unsent = {running.id: self._unsent.get(running.id) for running in named}
         events = [_counted(event, prompts.get(event.request)) for event in super().step(requests)]
         sent: list[Event] = []
         for running in named:
             first, rows = self._thinking.rows.pop(running.slot, (0, None))
             if rows is None:
                 continue
-            prompt, known = prompts[running.id], self._unsent.pop(running.id, None)
+            prompt, known = prompts[running.id], unsent[running.id]
+            self._unsent.pop(running.id, None)
             if first < len(running.prompt):
                 self._prompt_rows[running.slot].append(rows)
             if prompt is not None and known is not None and "prompt_tokens" in running.outputs:

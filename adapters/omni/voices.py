@@ -32,7 +32,7 @@ def voice_names(model: str) -> tuple[str, ...]:
         return ()
     try:
         talker = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("talker_config") or {}
-        return tuple(talker["speaker_id"]) if "speaker_id" in talker else _saved_names(folder / SPEAKERS)
+        return tuple(talker["speaker_id"].keys()) if "speaker_id" in talker else _saved_names(folder / SPEAKERS)
     except (OSError, ValueError, TypeError, AttributeError, IndexError, KeyError, zipfile.BadZipFile):
         return ()  # the load refuses such files, and says why
 

@@ -28,6 +28,7 @@ from gateways.http import KEY_NAME, json_response, keys_of, read_json
 from gateways.openai_answers import RealtimeClientSecret
 from gateways.openai_models import can_converse, find_model
 from gateways.problems import Problem
+from gateways.realtime.reading import with_plain_numbers
 from gateways.realtime.session import READ_ONLY, ga_session, session_patch
 from omni_bus.core.session.checks import check_prompt
 from omni_bus.core.session.codes import SessionError
@@ -175,7 +176,7 @@ class ClientSecrets:
         given = fields.expires_after or {}
         refuse_unknown(given, names_of(ExpiresAfter), prefix="expires_after.")
         expires_at = int(time.time()) + read_fields(ExpiresAfter, given, prefix="expires_after.").seconds
-        session = {name: value for name, value in (fields.session or {}).items() if name not in READ_ONLY}
+        session = _plain(fields.session or {})
         shown = self._shown(session)
         value = sealed(ClientSecret(request[KEY_NAME], expires_at, session), self._read_key() or self._make_key())
         if len(value) > MAX_CHARACTERS:
@@ -235,6 +236,19 @@ class ClientSecrets:
         draft.unlink()
         self._key = self._file.read_bytes()
         return self._key
+
+
+def _plain(session: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a session object a client may say, as events say it.
+
+    Raises:
+        Problem: 400, it holds an integer of more than 64 bits, or nests too deep.
+    """
+    said = {name: value for name, value in session.items() if name not in READ_ONLY}
+    try:
+        return with_plain_numbers({"session": said})["session"]
+    except SessionError as error:
+        raise Problem(400, error.message, param=error.param) from None
 
 
 def _refused(why: str) -> Problem:

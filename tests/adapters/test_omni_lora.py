@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -52,7 +53,7 @@ def base_model(folder: str) -> Any:
 def lora(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     saved = tmp_path_factory.mktemp("lora")
     torch.manual_seed(0)
-    targets = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
+    targets = r"model\.(language_model|visual|audio_tower)\..*\.(q|q_proj|v_proj|down_proj)"
     config = LoraConfig(r=4, lora_alpha=16, target_modules=targets, init_lora_weights=False)
     get_peft_model(base_model(folder), config).save_pretrained(str(saved))
     return str(saved)
@@ -70,6 +71,13 @@ def ask(driver: StepDriver, *names: str | None) -> list[Collected]:
     inputs = messages_of(("Tell me a story about a dragon. " * 4,))
     outputs = ["text", "hidden", "prompt_tokens"]
     return driver.run(*[driver.add(inputs, params | {"lora": name}, outputs=outputs) for name in names])
+
+
+def asked(driver: StepDriver, name: str | None, *question: Any) -> Collected:
+    params = {"temperature": 0.0, "max_tokens": 2, "token_ids": True, "lora": name}
+    [found] = driver.run(driver.add(messages_of(question), params, outputs=["text", "hidden"]))
+    assert found.error is None
+    return found
 
 
 def said(found: Collected) -> list[int]:
@@ -100,6 +108,24 @@ def test_adapters_share_batches_but_no_prefixes(thinker: StepDriver) -> None:
 
     assert said(plain) != said(adapted)
     assert [said(found) for found in ask(thinker, PIRATE, NONE, PIRATE)] == [said(adapted), said(plain), said(adapted)]
+
+
+@pytest.mark.parametrize("kind", ["images", "audio"])
+def test_eyes_and_ears_are_adapted_for_whom_they_work_whoever_came_before(thinker: StepDriver, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 255, (112, 112, 3), np.uint8)
+    sound = rng.uniform(-0.5, 0.5, 16_000).astype(np.float32)
+    question = (picture if kind == "images" else sound, "What is it?")
+
+    def rows(name: str | None, before: str | None) -> torch.Tensor:
+        asked(thinker, before, "Hello")
+        found = asked(thinker, name, *question)
+        return Answer(found, found).thinker_rows
+
+    plain, adapted = rows(NONE, NONE), rows(PIRATE, PIRATE)
+    assert torch.equal(rows(NONE, PIRATE), plain)
+    assert torch.equal(rows(PIRATE, NONE), adapted)
+    assert not torch.equal(plain, adapted)
 
 
 def test_unknown_adapter_is_refused_by_name(thinker: StepDriver) -> None:

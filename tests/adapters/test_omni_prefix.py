@@ -85,6 +85,13 @@ def test_rows_of_the_prompt_are_the_same_with_a_hit(thinker: StepDriver) -> None
     assert same(alone, other)
 
 
+def test_reply_of_one_token_sends_all_of_its_prompt(thinker: StepDriver) -> None:
+    first, again = (ask(thinker, "Tell me a story", max_tokens=1) for _ in range(2))
+
+    assert (cached(first), cached(again) > 0) == (0, True)
+    assert same(first, again)
+
+
 def test_what_prompts_depend_on_besides_their_tokens_is_not_shared(thinker: StepDriver) -> None:
     ask(thinker, LONG)
 

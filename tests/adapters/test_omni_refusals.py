@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -87,6 +88,20 @@ def test_other_architecture_is_refused(copied: Path) -> None:
 
     with pytest.raises(StartFailed, match=r"of type 'qwen2' \(allowed: qwen2_5_omni, qwen3_omni_moe\)"):
         make_engine(OmniTalker, {"model": str(copied)})
+
+
+@pytest.mark.parametrize(("engine_class", "part"), [(OmniThinker, "thinker"), (OmniCode2Wav, "token2wav")])
+@pytest.mark.parametrize("value", [None, "none"])
+def test_part_without_a_configuration_is_refused_and_not_made_in_full_size(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, engine_class: Any, part: str, value: Any
+) -> None:
+    edit(copied, lambda config: config.update({f"{part}_config": value}))
+    made: list[Any] = []
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", lambda *args, **kwargs: made.append(args))
+
+    with pytest.raises(StartFailed, match=f"{part}_config"):
+        make_engine(engine_class, {"model": str(copied)})
+    assert not made
 
 
 def test_talker_of_another_width_is_refused(copied: Path) -> None:

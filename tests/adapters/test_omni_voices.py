@@ -47,7 +47,10 @@ def test_voices_of_the_configuration_are_listed(tmp_path: Path) -> None:
     [
         ("config.json", b"{"),
         ("config.json", b"[]"),
-        ("config.json", b'{"talker_config": {"speaker_id": 3}}'),
+        *(
+            ("config.json", b'{"talker_config": {"speaker_id": %s}}' % value)
+            for value in (b"3", b"null", b'"ethan"', b"[1, 2]", b'["ethan"]')
+        ),
         ("spk_dict.pt", b"no archive"),
         ("spk_dict.pt", b""),
         ("other", b""),

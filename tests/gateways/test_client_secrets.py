@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import openai
 import pytest
 import websockets
@@ -119,6 +120,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"session": {"audio": {"output": {"speed": 9}}}}, "session.audio.output.speed"),
     ({"session": {"prompt": {"id": "pmpt_1"}}}, "session.prompt"),
     ({"session": {"instructions": "".join(map(chr, range(0x4E00, 0x5E00)))}}, "session"),
+    (
+        {"session": {"tools": [{"type": "function", "name": "f", "parameters": {"const": 2**70}}]}},
+        "session.tools[0].parameters.const",
+    ),
+    ({"session": {"tracing": {"metadata": {"user": -(2**70)}}}}, "session.tracing.metadata.user"),
     ({"sessions": {}}, "sessions"),
 ]
 

@@ -184,7 +184,7 @@ def qwen2_5(folder: Path, *, embedding_size: int = 64, larger: Mapping[str, Mapp
         token2wav_config={"dit_config": flow, "bigvgan_config": vocoder},
         enable_audio_output=True,
     )
-    model = transformers.Qwen2_5OmniForConditionalGeneration(config)
+    model: Any = transformers.Qwen2_5OmniForConditionalGeneration(config)
     if larger:
         model = model.to(torch.bfloat16)
     else:

@@ -24,6 +24,7 @@ from omni_bus.media.decode import ImageRequest, decode
 from omni_bus.media.inline import decode_data_url_blocking
 from omni_bus.media.sound import slices
 from omni_bus.media.telephony import SAMPLE_BYTES, Mouth
+from omni_bus.wire.frames import Usage, token_counts
 from omni_bus.wire.payloads import Audio, Blob, Image, Json, Text
 from omni_bus.wire.prompt import Function, FunctionTool, Message, Part, Prompt, Tool, ToolCall, ToolCallDelta
 
@@ -394,16 +395,22 @@ class Answer(Asking):
 
     def _usage(self) -> ResponseUsage:
         finish = self._finishes.get("text") or self._finishes.get("tool_calls")
-        usage = None if finish is None else finish.usage
-        prompt = 0 if usage is None else usage.prompt_tokens
-        made = (0 if usage is None else usage.completion_tokens) or self._num_tokens
-        cached = 0 if usage is None else usage.cached_tokens
+        usage = Usage() if finish is None else finish.usage
+        heard = {} if finish is None else token_counts(finish.detail.get("prompt_tokens_details"))
+        sound, seen = heard.get("audio_tokens", 0), heard.get("image_tokens", 0) + heard.get("video_tokens", 0)
+        written = usage.completion_tokens or self._num_tokens
+        said = max((token_counts(end.detail).get("audio_tokens", 0) for end in self._finishes.values()), default=0)
         return ResponseUsage(
-            total_tokens=prompt + made,
-            input_tokens=prompt,
-            output_tokens=made,
-            input_token_details=InputTokens(text_tokens=prompt, cached_tokens=cached),
-            output_token_details=OutputTokens(text_tokens=made),
+            total_tokens=usage.prompt_tokens + written + said,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=written + said,
+            input_token_details=InputTokens(
+                text_tokens=usage.prompt_tokens - sound - seen,
+                audio_tokens=sound,
+                image_tokens=seen,
+                cached_tokens=usage.cached_tokens,
+            ),
+            output_token_details=OutputTokens(text_tokens=written, audio_tokens=said),
         )
 
     def _failed(self, error: OmniBusError) -> None:

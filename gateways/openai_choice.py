@@ -8,7 +8,7 @@ import msgspec
 
 from omni_bus.client import End, Item
 from omni_bus.errors import BadFrame
-from omni_bus.wire.frames import Finish, Usage
+from omni_bus.wire.frames import Finish, Usage, token_counts
 from omni_bus.wire.payloads import Audio, Json, Text
 from omni_bus.wire.prompt import Rendered, ToolCallDelta
 
@@ -88,19 +88,13 @@ class Ends:
     def prompt_details(self) -> dict[str, int]:
         """Tokens of the prompt's media, by OpenAI's names, where the stage that reads it tells them apart."""
         writer = self._writer
-        return {} if writer is None else _counts(writer.detail.get("prompt_tokens_details"))
+        return {} if writer is None else token_counts(writer.detail.get("prompt_tokens_details"))
 
     @property
     def audio_tokens(self) -> int | None:
         """Tokens that the sound was made of, where the stage that makes it counts them."""
-        found = [_counts(finish.detail) for finish in self._finishes.values()]
+        found = [token_counts(finish.detail) for finish in self._finishes.values()]
         return next((counts["audio_tokens"] for counts in found if "audio_tokens" in counts), None)
-
-
-def _counts(said: Any) -> dict[str, int]:
-    """Return what is a number of tokens among what a stage said."""
-    found = said.items() if isinstance(said, dict) else ()
-    return {name: count for name, count in found if name.endswith("_tokens") and type(count) is int}
 
 
 def usage_document(usages: Iterable[Iterable[Usage]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Control frames go to and from the coordinator; data frames go straight between t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -52,6 +52,14 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     reason: str = "stop"
     usage: Usage = Usage()
     detail: dict[str, Any] = {}
+
+
+def token_counts(said: Any) -> dict[str, int]:
+    """Return what is a number of tokens, by its name, among what a `Finish` says in its detail."""
+    if not isinstance(said, dict):
+        return {}
+    found = cast("dict[str, Any]", said).items()  # of a frame: its keys are texts
+    return {name: count for name, count in found if name.endswith("_tokens") and type(count) is int}
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):

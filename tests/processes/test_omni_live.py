@@ -109,6 +109,11 @@ async def test_a_spoken_turn_is_answered_in_sound_and_interrupted_in_every_stage
         samples = np.frombuffer(spoken, "<i2")
         assert len(samples) == NUM_CODES * 24_000 // 50
         assert samples.std() > 100
+        usage = answer[-1].response.usage
+        of_input, of_output = usage.input_token_details, usage.output_token_details
+        assert min(of_input.text_tokens, of_input.audio_tokens) > 5
+        assert of_input.text_tokens + of_input.audio_tokens == usage.input_tokens
+        assert (of_output.text_tokens, of_output.audio_tokens) == (40, NUM_CODES)
 
         # The user interrupts: the request ends in every stage, and what was said then is answered.
         assert await counts(url, "cancelled") == dict.fromkeys(STAGES, 0)

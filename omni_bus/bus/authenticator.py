@@ -35,7 +35,12 @@ UNKNOWN = "an address that was gone before it could be asked for"
 _SEPARATOR = " "
 """Between name and key in the user id that ZeroMQ gives each message of a client."""
 
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 class Authenticator:
@@ -130,6 +135,9 @@ class Authenticator:
                 self._addresses[value] = _peer_address(value, endpoint)
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._failure = "it has no key" if value == MECHANISM_MISMATCH else "it has no key of this deployment"
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                # Who wants no keys may hang up before all of its greeting is here.
+                self._failure = "it left before it had shown a key"
             case _:
                 address = self._addresses.pop(value, UNKNOWN)
                 self._connections.pop(value, None)

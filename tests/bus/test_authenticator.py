@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
-from itertools import count
+import re
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -194,16 +193,12 @@ async def test_a_client_that_takes_over_an_actors_routing_id_is_not_heard(
 async def test_a_stranger_without_a_key_gets_nothing_in_and_one_line(opened: Callable[..., End], folder: Path) -> None:
     llm = opened("llm.0", Curve(folder))
     with Seen("refused a connection") as seen:
-        numbers = count()
-        while True:
-            stranger = opened(f"ann.{next(numbers)}", None)
-            stranger.link.send(llm.me, Ping(1))
-            await stranger.until(lambda stranger=stranger: bool(stranger.refusals))
-            # It has given up, and may have done so before `llm` could read that it wants no keys: the next one comes.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    assert "it has no key (further ones are only counted)" in await seen.come()
-                break
+        stranger = opened("ann.0", None)
+        stranger.link.send(llm.me, Ping(1))
+        await stranger.until(lambda: bool(stranger.refusals))
+        line = await seen.come()
+        # It hangs up once it has read the greeting of `llm`, which may not have read all of its own by then.
+        assert re.search(r"it (has no key|left before it had shown a key) \(further ones are only counted\)$", line)
 
     ((peer, reason),) = stranger.refusals
     assert (peer, reason in ("it wants keys", BREAKS_OFF)) == ("llm.0", True)

@@ -36,6 +36,12 @@ edges = ["in.messages -> other.prompt", "other.text -> out.text"]
 """
 
 
+async def is_supervised(client) -> None:
+    """Wait until the supervisor is on the bus. What it says before that is for the coordinator which then comes."""
+    while not any(actor["role"] == "supervisor" for actor in (await client.admin("status"))["actors"]):
+        pass
+
+
 async def ask(client, pipeline: str = "text", **params):
     stage = "llm" if pipeline == "text" else "other"
     request = await client.submit(pipeline, (), {stage: params})
@@ -122,6 +128,7 @@ async def test_killed_coordinator_interrupts_no_stream(up) -> None:
     deployment = up(TWO.format(more=""))
     await deployment.told("ready")
     async with await deployment.client() as client:
+        await is_supervised(client)
         running = await ask(client, tokens=300)
         await has_begun(running)
 
